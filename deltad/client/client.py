@@ -1,0 +1,267 @@
+"""The synchronous client of a daemon's local API: one method per route.
+
+For plugins inside a trainer or an inference engine, and for the command line: standard library and
+msgspec only, no event loop. Invariant: what a method returns was checked (its struct, its size, for
+an object its SHA-256), and whatever goes wrong is one of `deltad.errors`. Each call opens its own
+connection, so a client may be shared by threads and outlives restarts of the daemon.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from deltad.client.messages import (
+    ErrorReply,
+    ExportReply,
+    ExportRequest,
+    FleetView,
+    LatestReply,
+    NextReply,
+    PublishReply,
+    PublishRequest,
+    PullRequest,
+    RegisterRequest,
+    StateRequest,
+    StatusView,
+    VerifyReply,
+    VerifyRequest,
+    VersionInfo,
+    VersionsReply,
+)
+from deltad.delta.encoding import sha256
+from deltad.errors import DeltadError, IntegrityError, LimitError, PeerError, UnavailableError
+from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.types import Digest, Version
+
+Reply = TypeVar("Reply", bound=msgspec.Struct)
+
+WORK_SECONDS = 3600.0
+"""How long publishing, exporting and verifying may take by default: they read or write a whole model."""
+
+_REPLY_BYTES = 64 << 20
+
+
+class Nothing(msgspec.Struct, frozen=True):
+    """The empty body of a reply that says only that it was done."""
+
+
+class Client:
+    """Talks to the daemon that listens on a Unix socket. Opening one sends nothing.
+
+    All methods raise UnavailableError when no daemon answers in time, UsageError, NotFoundError and the
+    other errors of `deltad.errors` as the daemon raised them, and PeerError for a reply that is none.
+    Runs, versions and replicas are given as text or as the types of `deltad.types`.
+    """
+
+    def __init__(self, socket_path: Path | str, *, timeout: float = 10.0, limits: Limits = DEFAULT_LIMITS) -> None:
+        """`timeout`: seconds that the daemon may be silent beyond what a call itself asks it to wait."""
+        self._path = Path(socket_path)
+        self._timeout = timeout
+        self._limits = limits
+
+    def status(self) -> StatusView:
+        """The daemon, its store, its links and every region that it knows of."""
+        return self._get(StatusView, "/v1/status")
+
+    def versions(self, run: str) -> tuple[VersionInfo, ...]:
+        """All versions that are held, in ascending order."""
+        return self._get(VersionsReply, f"/v1/runs/{quote(run, safe='')}/versions").versions
+
+    def version(self, run: str, version: Version | str) -> VersionInfo:
+        """One version."""
+        return self._get(VersionInfo, f"/v1/runs/{quote(run, safe='')}/versions/{quote(str(version), safe='')}")
+
+    def record_bytes(self, run: str, version: Version | str) -> bytes:
+        """The version record, verbatim as its publisher wrote it."""
+        path = f"/v1/runs/{quote(run, safe='')}/records/{quote(str(version), safe='')}"
+        return self._exchange("GET", path, limit=self._limits.record_bytes)
+
+    def latest(self, run: str, *, after: Version | str = "", wait: float = 0.0) -> VersionInfo | None:
+        """The newest durable version; with `after` only one that is newer, waited for up to `wait` seconds."""
+        query = _query(after=str(after), wait=wait)
+        return self._get(LatestReply, f"/v1/runs/{quote(run, safe='')}/latest{query}", wait=wait).version
+
+    def publish(self, run: str, request: PublishRequest, *, timeout: float = WORK_SECONDS) -> PublishReply:
+        """Publish a checkpoint directory of the daemon's host; answers once the version is durable there."""
+        return self._post(PublishReply, f"/v1/runs/{quote(run, safe='')}/publish", request, wait=timeout)
+
+    def pull(self, run: str, wait: float = 60.0) -> VersionInfo | None:
+        """Pull now what the upstreams have, for up to `wait` seconds; the newest version after that."""
+        path = f"/v1/runs/{quote(run, safe='')}/pull"
+        return self._post(LatestReply, path, PullRequest(wait), wait=wait).version
+
+    def export(self, run: str, request: ExportRequest, *, timeout: float = WORK_SECONDS) -> ExportReply:
+        """Write a version as a loadable checkpoint on the daemon's host."""
+        return self._post(ExportReply, f"/v1/runs/{quote(run, safe='')}/export", request, wait=timeout)
+
+    def verify(self, run: str, version: Version | str = "", *, timeout: float = WORK_SECONDS) -> VerifyReply:
+        """Rebuild a version (the newest, if empty) from what is stored and compare its root."""
+        request = VerifyRequest(str(version))
+        return self._post(VerifyReply, f"/v1/runs/{quote(run, safe='')}/verify", request, wait=timeout)
+
+    def fleet(self, run: str, *, version: Version | str = "", verified: int = 0, wait: float = 0.0) -> FleetView:
+        """The run's replicas, here and in regions below.
+
+        Waits up to `wait` seconds until `verified` of them serve `version` (the newest, if empty) or a newer
+        one, as read back by themselves; answers with what is known then in either case.
+        """
+        query = _query(version=str(version), verified=verified, wait=wait)
+        return self._get(FleetView, f"/v1/runs/{quote(run, safe='')}/fleet{query}", wait=wait)
+
+    def object(self, digest: Digest | str) -> bytes:
+        """An object's bytes, compared with its SHA-256 (raw bytes or hex). Raises IntegrityError."""
+        name = digest if isinstance(digest, str) else digest.hex()
+        data = self._exchange("GET", f"/v1/objects/{quote(name, safe='')}", limit=self._limits.object_bytes)
+        if (found := sha256(data).hex()) != name:
+            raise IntegrityError(f"object from {self._path}", expected=f"SHA-256 {name}", found=found)
+        return data
+
+    def register_replica(self, request: RegisterRequest) -> None:
+        """Announce a replica; replaces an earlier one of that name."""
+        self._post(Nothing, "/v1/replicas", request)
+
+    def next(self, replica: str, *, after: Version | str = "", wait: float = 0.0) -> NextReply:
+        """What the replica should do now, given that it serves `after`; waits up to `wait` seconds for anything.
+
+        Raises NotFoundError for a replica that is not registered: register it again.
+        """
+        query = _query(after=str(after), wait=wait)
+        return self._get(NextReply, f"/v1/replicas/{quote(replica, safe='')}/next{query}", wait=wait)
+
+    def report_state(self, replica: str, request: StateRequest) -> None:
+        """Report a replica's state. Raises NotFoundError for one that is not registered."""
+        self._post(Nothing, f"/v1/replicas/{quote(replica, safe='')}/state", request)
+
+    def unregister_replica(self, replica: str) -> None:
+        """Say that a replica is gone. Raises NotFoundError for one that is not registered."""
+        self._json(Nothing, "DELETE", f"/v1/replicas/{quote(replica, safe='')}")
+
+    def _get(self, kind: type[Reply], path: str, *, wait: float = 0.0) -> Reply:
+        return self._json(kind, "GET", path, wait=wait)
+
+    def _post(self, kind: type[Reply], path: str, request: msgspec.Struct, *, wait: float = 0.0) -> Reply:
+        return self._json(kind, "POST", path, body=msgspec.json.encode(request), wait=wait)
+
+    def _json(
+        self, kind: type[Reply], method: str, path: str, *, body: bytes | None = None, wait: float = 0.0
+    ) -> Reply:
+        data = self._exchange(method, path, body=body, wait=wait, limit=_REPLY_BYTES)
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise self._not_a_reply(f"{error}", expected=kind.__name__) from None
+
+    def _exchange(self, method: str, path: str, *, limit: int, body: bytes | None = None, wait: float = 0.0) -> bytes:
+        """One request on a connection of its own. `wait`: seconds that the daemon was asked to take."""
+        connection = _UnixConnection(self._path, self._timeout + max(wait, 0.0))
+        headers = {"Host": "deltad", "Connection": "close"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        try:
+            connection.request(method, path, body=body, headers=headers)
+            response = connection.getresponse()
+            data = self._read(response, limit)
+        except TimeoutError:
+            raise UnavailableError(
+                f"daemon at {self._path}",
+                expected=f"an answer within {self._timeout + max(wait, 0.0):g} s",
+                found="none",
+                hint="is it overloaded or stopped? see its log",
+            ) from None
+        except (
+            http.client.RemoteDisconnected,
+            http.client.IncompleteRead,
+            ConnectionError,
+            FileNotFoundError,
+        ) as error:
+            raise self._unavailable(error) from None
+        except http.client.HTTPException as error:
+            raise self._not_a_reply(f"{type(error).__name__}") from None
+        except OSError as error:
+            raise self._unavailable(error) from None
+        finally:
+            connection.close()
+        if response.status >= 400:
+            raise self._refusal(response.status, data)
+        if response.status != 200:
+            raise self._not_a_reply(f"status {response.status}")
+        return data
+
+    def _read(self, response: http.client.HTTPResponse, limit: int) -> bytes:
+        if response.length is not None and response.length > limit:
+            raise LimitError(
+                f"reply of {self._path}", expected=f"at most {limit} bytes", found=f"{response.length} bytes"
+            )
+        data = response.read(limit + 1)
+        if len(data) > limit:
+            raise LimitError(f"reply of {self._path}", expected=f"at most {limit} bytes", found="more")
+        if response.length:
+            raise http.client.IncompleteRead(data, response.length)
+        return data
+
+    def _refusal(self, status: int, data: bytes) -> DeltadError:
+        try:
+            reply = msgspec.json.decode(data, type=ErrorReply)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return self._not_a_reply(f"status {status}")
+        return rebuild_error(reply)
+
+    def _unavailable(self, error: Exception) -> UnavailableError:
+        words = error.strerror if isinstance(error, OSError) and error.strerror else "the connection was cut"
+        return UnavailableError(f"daemon at {self._path}", found=words, hint="is `deltad serve` running?")
+
+    def _not_a_reply(self, found: str, *, expected: str = "a reply of deltad") -> PeerError:
+        return PeerError(
+            f"daemon at {self._path}", expected=expected, found=found, hint="is it another program or version?"
+        )
+
+
+def rebuild_error(reply: ErrorReply) -> DeltadError:
+    """The error that a daemon raised, as the same class; one that this build does not know is a DeltadError."""
+    kind = _KINDS.get(reply.error, DeltadError)
+    error = kind(reply.message)
+    if kind is DeltadError:
+        # Shadow the facts of the class: the daemon knows better than the base class does.
+        error.retryable = reply.retryable
+        error.exit_code = reply.exit_code
+    return error
+
+
+def _all_kinds(base: type[DeltadError]) -> dict[str, type[DeltadError]]:
+    kinds = {base.__name__.removesuffix("Error"): base}
+    for kind in base.__subclasses__():
+        kinds |= _all_kinds(kind)
+    return kinds
+
+
+_KINDS = _all_kinds(DeltadError)
+
+
+def _query(**parameters: Any) -> str:
+    """The parameters that say something, as a query with its question mark."""
+    said = {name: value for name, value in parameters.items() if value}
+    return f"?{urlencode(said)}" if said else ""
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("deltad", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(self.timeout)
+            connection.connect(str(self._path))
+        except BaseException:
+            connection.close()
+            raise
+        self.sock = connection

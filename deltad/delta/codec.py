@@ -25,6 +25,10 @@ from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.types import Digest
 
 
+DELTA_FRAME_BYTES = 16 << 20
+"""Weights that one frame of a delta covers: large enough for good statistics, small enough to hold."""
+
+
 class Weights(Protocol):
     """Something that holds the tensors of a layout. A tensor is named by its index in the layout."""
 
@@ -80,8 +84,8 @@ class EdgeEncoder:
         # An anchor's frame is about as large as its weights, so it must fit a chunk from the start. A
         # delta's is two orders of magnitude smaller, and is cut in the rare case that it is not.
         anchor = self.base is None
-        frame_bytes = self.limits.chunk_bytes // 2 if anchor else self.limits.frame_lanes
-        for rects in plan_frames(self.layout, frame_bytes=frame_bytes):
+        frame_bytes = self.limits.chunk_bytes // 2 if anchor else DELTA_FRAME_BYTES
+        for rects in plan_frames(self.layout, frame_bytes=frame_bytes, limits=self.limits):
             for frame, covered in self._encode_region(rects):
                 yield from builder.add(frame, covered)
         if not anchor:

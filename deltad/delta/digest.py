@@ -14,7 +14,6 @@ someone who wants a collision. SHA-256 over chunks and signatures do that.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -110,19 +109,19 @@ def sum_changes(
     """What changing lanes `old` → `new` at canonical `positions` adds to the sum. Shape [2]."""
     lane_bytes = new.dtype.itemsize
     if lane_bytes == 8:
-        halves = [(shift, positions * 2 + i) for i, shift in enumerate((0, 32))]
-        total = zero_sum()
-        for shift, cells in halves:
-            parts = [((v >> np.uint64(shift)) & np.uint64(0xFFFFFFFF)).astype(np.uint32) for v in (old, new)]
-            total += sum_changes(cells, parts[0], parts[1], seed)
-        return total
+        low, high = (
+            [((lanes >> np.uint64(shift)) & np.uint64(0xFFFFFFFF)).astype(np.uint32) for lanes in (old, new)]
+            for shift in (0, 32)
+        )
+        return sum_changes(positions * 2, *low, seed) + sum_changes(positions * 2 + 1, *high, seed)
     at = positions.astype(np.uint64) * np.uint64(lane_bytes)
     cell = at >> np.uint64(2)
     delta = new.astype(np.uint64) - old.astype(np.uint64)
     delta <<= (at & np.uint64(3)) << np.uint64(3)
     block = cell >> np.uint64(14)
     key = cell_keys()[:, (cell & np.uint64(BLOCK_CELLS - 1)).astype(np.intp)]
-    return (delta * key * block_multipliers(seed, block)).sum(axis=1, dtype=np.uint64)
+    total: U64 = (delta * key * block_multipliers(seed, block)).sum(axis=1, dtype=np.uint64)
+    return total
 
 
 def pack_sums(sums: U64) -> bytes:
@@ -139,10 +138,3 @@ def root_of(layout: Layout, sums: U64) -> Digest:
     """The digest of ALL weights: SHA-256 over the tensor table and every tensor's sum, in layout order."""
     return sha256(b"deltad root\0" + layout.table_digest + pack_sums(sums))
 
-
-def add_up(parts: Iterable[U64]) -> U64:
-    """The sum of disjoint shares of one tensor."""
-    total = zero_sum()
-    for part in parts:
-        total += part
-    return total

@@ -126,22 +126,22 @@ def slabs(tensor: int, shape: Sequence[int], limit: int) -> Iterator[Rect]:
             )
 
 
-def plan_frames(layout: Layout, *, frame_bytes: int) -> Iterator[tuple[Rect, ...]]:
+def plan_frames(layout: Layout, *, frame_bytes: int, limits: Limits = DEFAULT_LIMITS) -> Iterator[tuple[Rect, ...]]:
     """Every lane of every tensor exactly once, in groups of one dtype and at most `frame_bytes` bytes.
 
-    Depends on the layout alone, so that two hosts cut the same frames.
+    Depends on the layout and the limits alone, so that two hosts cut the same frames.
     """
     by_dtype: dict[str, list[int]] = {}
     for i, tensor in enumerate(layout.tensors):
         if tensor.lanes:
             by_dtype.setdefault(tensor.dtype, []).append(i)
     for name in sorted(by_dtype):
-        limit = max(1, frame_bytes // layout.tensors[by_dtype[name][0]].type.lane_bytes)
+        limit = max(1, min(limits.frame_lanes, frame_bytes // layout.tensors[by_dtype[name][0]].type.lane_bytes))
         group: list[Rect] = []
         room = limit
         for i in by_dtype[name]:
             for rect in slabs(i, layout.tensors[i].lane_shape, limit):
-                if rect.lanes > room:
+                if rect.lanes > room or len(group) == limits.frame_rects:
                     yield tuple(group)
                     group, room = [], limit
                 group.append(rect)

@@ -48,15 +48,19 @@ class NumpyBackend:
 def difference(old: Lanes, new: Lanes, dtype: DType) -> Lanes:
     """The unique group element that carries each old pattern to the new one; 0 iff they are equal."""
     if dtype.difference is Difference.XOR:
-        return old ^ new
-    return _to_line(new, dtype) - _to_line(old, dtype)
+        changed: Lanes = old ^ new
+    else:
+        changed = _to_line(new, dtype) - _to_line(old, dtype)
+    return changed
 
 
 def compose(old: Lanes, differences: Lanes, dtype: DType) -> Lanes:
     """The inverse of `difference`: the pattern that the group element carries `old` to."""
     if dtype.difference is Difference.XOR:
-        return old ^ differences
-    return _from_line(_to_line(old, dtype) + differences, dtype)
+        new: Lanes = old ^ differences
+    else:
+        new = _from_line(_to_line(old, dtype) + differences, dtype)
+    return new
 
 
 def inverse(differences: Lanes, dtype: DType) -> Lanes:
@@ -76,7 +80,8 @@ def _to_line(lanes: Lanes, dtype: DType) -> Lanes:
         return lanes
     bits = dtype.lane_bytes * 8
     sign = lanes >> lanes.dtype.type(bits - 1)
-    return lanes ^ (np.negative(sign) >> lanes.dtype.type(1))
+    line: Lanes = lanes ^ (np.negative(sign) >> lanes.dtype.type(1))
+    return line
 
 
 _from_line = _to_line  # the map is its own inverse: the sign bit never changes
@@ -88,7 +93,8 @@ def _to_code(differences: Lanes, dtype: DType) -> Lanes:
     if dtype.difference is not Difference.XOR:
         sign = differences >> differences.dtype.type(dtype.lane_bytes * 8 - 1)
         differences = (differences << one) ^ np.negative(sign)
-    return differences - one
+    codes: Lanes = differences - one
+    return codes
 
 
 def _from_code(codes: Lanes, dtype: DType) -> Lanes:
@@ -110,7 +116,8 @@ def _gap_tokens(positions: Positions) -> Lanes:
 def _positions(tokens: Lanes) -> Positions:
     named = tokens != _SKIP
     advance = tokens.astype(np.int64) + named
-    return np.cumsum(advance)[named] - 1
+    positions: Positions = np.cumsum(advance)[named] - 1
+    return positions
 
 
 def byte_planes(lanes: Lanes) -> list[bytes]:

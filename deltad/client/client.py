@@ -174,17 +174,10 @@ class Client:
                 found="none",
                 hint="is it overloaded or stopped? see its log",
             ) from None
-        except (
-            http.client.RemoteDisconnected,
-            http.client.IncompleteRead,
-            ConnectionError,
-            FileNotFoundError,
-        ) as error:
+        except (http.client.IncompleteRead, OSError) as error:
             raise self._unavailable(error) from None
         except http.client.HTTPException as error:
-            raise self._not_a_reply(f"{type(error).__name__}") from None
-        except OSError as error:
-            raise self._unavailable(error) from None
+            raise self._not_a_reply(type(error).__name__) from None
         finally:
             connection.close()
         if response.status >= 400:
@@ -213,7 +206,7 @@ class Client:
         return rebuild_error(reply)
 
     def _unavailable(self, error: Exception) -> UnavailableError:
-        words = error.strerror if isinstance(error, OSError) and error.strerror else "the connection was cut"
+        words = (error.strerror or str(error)) if isinstance(error, OSError) else "the connection was cut"
         return UnavailableError(f"daemon at {self._path}", found=words, hint="is `deltad serve` running?")
 
     def _not_a_reply(self, found: str, *, expected: str = "a reply of deltad") -> PeerError:

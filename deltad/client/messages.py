@@ -65,11 +65,10 @@ class VersionInfo(msgspec.Struct, frozen=True):
 
 
 class ReplicaReport(msgspec.Struct, frozen=True):
-    """What a replica last said of itself. `root` is what it read back, in hex; empty until it did.
+    """What a replica last said of itself.
 
-    `version` is what `state` speaks of: while v4 is staged it is v4. `serves` is the version whose served
-    weights were read back and not touched since, and is empty where there is none. `staleness` counts the
-    versions that are newer than `serves` (all of them, where that is empty).
+    `version` is what it serves, and `root` what it read back of that, in hex; empty until it did.
+    `staleness` counts the versions that are newer (all of them, where it serves none).
     """
 
     replica: str
@@ -81,7 +80,6 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     address: str = ""
     error: str = ""
     seconds: Seconds = Seconds()
-    serves: str = ""
     staleness: int = 0
 
 
@@ -267,7 +265,7 @@ class NextReply(msgspec.Struct, frozen=True):
 
 
 class StateRequest(msgspec.Struct, frozen=True):
-    """A replica reports its state."""
+    """A replica reports its state; `version` and `root` as in `ReplicaReport`."""
 
     state: ReplicaState
     version: str = ""

@@ -1,0 +1,54 @@
+"""What the local API asks of the daemon: a port. The daemon implements it; tests have their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from deltad.client.messages import (
+    ExportReply,
+    ExportRequest,
+    NextReply,
+    PublishReply,
+    PublishRequest,
+    StatusView,
+    VerifyReply,
+    VerifyRequest,
+    VersionInfo,
+)
+from deltad.types import RunId, Variant, Version
+
+
+class Operations(Protocol):
+    """The daemon's deeds and views. All is called on the event loop; what is not async must not block.
+
+    Errors are those of `deltad.errors`; anything else that is raised is a bug and is reported as one.
+    """
+
+    async def publish(self, run: RunId, request: PublishRequest) -> PublishReply:
+        """Publish a checkpoint directory; returns once the version is durable."""
+        ...
+
+    async def pull(self, run: RunId, wait: float) -> VersionInfo | None:
+        """Pull from the upstreams for at most `wait` seconds; the newest version then, if there is one."""
+        ...
+
+    async def export(self, run: RunId, request: ExportRequest) -> ExportReply:
+        """Write a version as a loadable checkpoint."""
+        ...
+
+    async def verify(self, run: RunId, request: VerifyRequest) -> VerifyReply:
+        """Rebuild a version from what is stored and compare its root."""
+        ...
+
+    def versions(self, run: RunId) -> Sequence[VersionInfo]:
+        """Ascending. Raises NotFoundError for a run that is neither declared nor held."""
+        ...
+
+    def next_for(self, run: RunId, variant: Variant, served: Version | None) -> NextReply | None:
+        """What a replica should do that serves `served`; None while there is nothing newer."""
+        ...
+
+    def status(self) -> StatusView:
+        """The whole daemon at a glance."""
+        ...

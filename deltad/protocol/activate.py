@@ -29,7 +29,7 @@ LONGEST_DELAY = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The daemon knows this replica, for the first time or again after either of them restarted."""
+    """The daemon knows this replica: for the first time, or again, after it forgot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class RolledBack:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The commit failed and could not be undone: the weights are no version at all."""
+    """The weights are no version at all, or cannot be read: a commit failed and could not be undone."""
 
     error: str
 
@@ -154,6 +154,7 @@ Decision = Report | Ask | StageSteps | StageExport | Commit | ReadWeights | Fenc
 class Cause(StrEnum):
     """An event, judged: what the table of transitions is keyed by."""
 
+    REGISTERED = "registered"
     OFFER_TAKEN = "offer taken"
     OFFER_REFUSED = "offer refused"
     NOTHING_OFFERED = "nothing offered"
@@ -175,6 +176,7 @@ RESTING = (_S.REGISTERED, _S.VERIFIED, _S.FENCED)
 
 TRANSITIONS: dict[ReplicaState, dict[Cause, ReplicaState | None]] = {
     _S.REGISTERED: {
+        _C.REGISTERED: _S.REGISTERED,
         _C.NOTHING_OFFERED: _S.REGISTERED,
         _C.OFFER_REFUSED: _S.REGISTERED,
         _C.OFFER_TAKEN: _S.STAGING,
@@ -195,17 +197,21 @@ TRANSITIONS: dict[ReplicaState, dict[Cause, ReplicaState | None]] = {
     _S.COMMITTED: {
         _C.ROOT_RIGHT: _S.VERIFIED,
         _C.ROOT_WRONG: _S.FENCED,
+        _C.BROKEN: _S.FENCED,
     },
     _S.ROLLED_BACK: {
         _C.ROOT_RIGHT: _S.VERIFIED,
         _C.ROOT_WRONG: _S.FENCED,
+        _C.BROKEN: _S.FENCED,
     },
     _S.VERIFIED: {
+        _C.REGISTERED: _S.VERIFIED,
         _C.NOTHING_OFFERED: _S.VERIFIED,
         _C.OFFER_REFUSED: _S.VERIFIED,
         _C.OFFER_TAKEN: _S.STAGING,
     },
     _S.FENCED: {
+        _C.REGISTERED: _S.FENCED,
         _C.NOTHING_OFFERED: _S.FENCED,
         _C.OFFER_REFUSED: _S.FENCED,
         _C.OFFER_TAKEN: _S.STAGING,
@@ -263,7 +269,8 @@ class Activation:
         """Raises ReplicaError, and changes nothing, for an event that cannot happen in this state."""
         match event:
             case Registered():
-                return (self._report(),)
+                self._move(Cause.REGISTERED)
+                return self._report(), self._ask()
             case Offered(reply):
                 return self._offered(reply)
             case Staged(version, root, seconds):

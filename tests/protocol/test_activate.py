@@ -118,9 +118,10 @@ def asked(decisions: tuple[Decision, ...]) -> Ask:
 
 def test_a_newcomer_registers_loads_an_export_and_is_verified_only_after_reading_it_back() -> None:
     machine = fresh()
-    (report,) = machine.handle(Registered())
+    report, ask = machine.handle(Registered())
     assert isinstance(report, Report)
     assert report.state.state is ReplicaState.REGISTERED
+    assert ask == Ask(None)
 
     report, todo = machine.handle(offer_export(3))
     assert isinstance(report, Report)
@@ -257,6 +258,13 @@ def test_weights_that_read_back_wrong_are_fenced_and_healed_by_a_whole_checkpoin
     assert machine.state is ReplicaState.VERIFIED
 
 
+@pytest.mark.parametrize("last", [Committed(0.0), RolledBack("sums differ")])
+def test_weights_that_cannot_be_read_back_are_fenced(last: Event) -> None:
+    machine = serving(1)
+    decisions = run(machine, offer_delta(1, 2), staged(2), CommitBegun(), last, Broken("a parameter was moved"))
+    assert decisions[0] == Fence("a parameter was moved")
+
+
 def test_a_whole_checkpoint_that_reads_back_wrong_is_not_loaded_again() -> None:
     machine = fresh()
     run(machine, offer_export(1), staged(1), CommitBegun(), Committed(0.0), ReadBack(ROOTS[7], 0.0))
@@ -286,8 +294,10 @@ def test_tries_that_fail_are_spaced_further_and_further_apart() -> None:
 
 def test_registering_again_repeats_what_is_true_now() -> None:
     machine = serving(4)
-    assert reported(machine.handle(Registered())).state == machine.report()
+    decisions = machine.handle(Registered())
+    assert reported(decisions).state == machine.report()
     assert machine.report().root == ROOTS[4].hex()
+    assert asked(decisions) == Ask(version(4))
 
 
 def test_an_event_that_cannot_happen_is_refused_and_changes_nothing() -> None:

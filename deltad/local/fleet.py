@@ -155,15 +155,15 @@ class Fleet:
         report = msgspec.structs.replace(
             known.report,
             state=request.state,
-            version=request.version,
+            version=str(parse_version(request.version)) if request.version else "",
             root=request.root,
             error=request.error[:_TEXT],
             seconds=request.seconds,
         )
         known.heard = now
         known.report = report
-        if request.root and any(info.version == request.version for info in versions):
-            doubt = _Lineage(versions).doubt(request.version, request.root)
+        if report.root and any(info.version == report.version for info in versions):
+            doubt = _Lineage(versions).doubt(report.version, report.root)
             if doubt:
                 known.report = msgspec.structs.replace(report, state=ReplicaState.UNKNOWN, error=doubt)
                 raise ReplicaError(f"replica {replica}: {doubt}", hint="it does not count as verified")
@@ -216,9 +216,15 @@ class Fleet:
         return RegionReport(self.daemon, self.boot, self._sequence, self._own_runs(standings, now))
 
     def region_report(self, standings: Mapping[RunId, Standing], now: float) -> RegionReport:
-        """The next report to send upstream: this region and the last word of all below it."""
+        """The next report to send upstream: this region and the last word of all below it.
+
+        What is not fresh here goes on as *unknown*: to a daemon that has just started it would be news.
+        """
         self._sequence += 1
-        below = tuple(region.report for region in self._regions.values())
+        below = tuple(
+            region.report if now - region.heard <= self.fresh_for else _unknown(region.report)
+            for region in self._regions.values()
+        )
         report = RegionReport(self.daemon, self.boot, self._sequence, self._own_runs(standings, now), below)
         return _fit(report, self._limits.report_bytes)
 
@@ -301,6 +307,19 @@ def _judge(report: ReplicaReport, lineage: _Lineage, *, heard_of: bool) -> Repli
         if doubt:
             state, error = ReplicaState.UNKNOWN, doubt
     return msgspec.structs.replace(report, state=state, error=error, staleness=lineage.staleness(report.version))
+
+
+def _unknown(report: RegionReport) -> RegionReport:
+    runs = {
+        run: msgspec.structs.replace(
+            run_report,
+            replicas=tuple(
+                msgspec.structs.replace(replica, state=ReplicaState.UNKNOWN) for replica in run_report.replicas
+            ),
+        )
+        for run, run_report in report.runs.items()
+    }
+    return msgspec.structs.replace(report, runs=runs)
 
 
 def _serves(replica: ReplicaReport, version: Version | None) -> bool:

@@ -1,0 +1,74 @@
+"""The Unix socket of the local API: bound so that only the right callers reach it, and never stolen.
+
+Killed at any point, a daemon leaves at most a socket file that nobody listens on; the next one
+replaces it. A file that is no socket is never touched.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+from deltad.errors import ConfigError
+
+_MODE = 0o660
+_BACKLOG = 128
+
+
+def bind_unix_socket(path: Path) -> socket.socket:
+    """A listening socket at `path`, for its owner and group alone; missing parents are created.
+
+    A stale socket file is replaced. Raises ConfigError where another process listens, where the path is
+    taken by something else, and where the system refuses.
+    """
+    thing = f"socket {path}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        _remove_stale(path, thing)
+        listener.bind(str(path))
+        # Nobody can connect before `listen`, so the mode is right from the first connection on.
+        os.chmod(path, _MODE)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            thing,
+            expected="a path of at most 107 bytes where a socket can be made",
+            found=error.strerror or str(error),
+            hint="set `socket` in the [daemon] section",
+        ) from None
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _remove_stale(path: Path, thing: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(thing, expected="a free path or a socket", found="something else", hint="remove it by hand")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        # Not blocking: a listener whose backlog is full is alive, and must not be waited for.
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except FileNotFoundError:
+            return
+        except BlockingIOError:
+            pass
+    raise ConfigError(
+        thing,
+        expected="a socket that nobody listens on",
+        found="another process that listens",
+        hint="stop that daemon, or give this one another `socket`",
+    )

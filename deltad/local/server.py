@@ -1,0 +1,414 @@
+"""The local API over HTTP, on a Unix socket: parses what comes in, asks the daemon, words the answer.
+
+A thin shell: what is decided is decided by `Operations`, `Fleet` and the store. Invariants: every path
+variable, query and body becomes a type of ours before it is used; every refusal is an `ErrorReply` with
+its error's status; no input is answered with a 5xx, which is left to real faults; and no caller that
+stops sending or reading holds a handler for longer than `progress_seconds`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+import structlog
+from aiohttp import hdrs, web
+
+from deltad.client.messages import (
+    ErrorReply,
+    ExportRequest,
+    FleetView,
+    LatestReply,
+    NextReply,
+    PublishRequest,
+    PullRequest,
+    RegisterRequest,
+    StateRequest,
+    VerifyRequest,
+    VersionInfo,
+    VersionsReply,
+)
+from deltad.errors import DeltadError, LimitError, NotFoundError, UsageError
+from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.local.fleet import Fleet
+from deltad.local.operations import Operations
+from deltad.store.announce import Announcements
+from deltad.store.store import Store
+from deltad.types import (
+    Digest,
+    RunId,
+    Version,
+    VersionId,
+    parse_daemon_name,
+    parse_digest,
+    parse_run,
+    parse_variant,
+    parse_version,
+)
+
+T = TypeVar("T")
+Body = TypeVar("Body", bound=msgspec.Struct)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_PIECE = 1 << 20
+_SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,9})?", re.ASCII)
+_COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
+_MOST_NUMBER = 10**15 - 1
+_PATH_CHARACTERS = 4096
+_IDENTITY_CHARACTERS = 256
+
+log = structlog.get_logger("deltad.local")
+
+
+class LocalServer:
+    """The application for one daemon. Everything in it belongs to the event loop's thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        operations: Operations,
+        fleet: Fleet,
+        announcements: Announcements,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        progress_seconds: float = 30.0,
+    ) -> None:
+        """`clock`: the monotonic seconds that `fleet` is told everywhere in this process."""
+        self._store = store
+        self._operations = operations
+        self._fleet = fleet
+        self._announcements = announcements
+        self._limits = limits
+        self._clock = clock
+        self._progress = progress_seconds
+        self._draining = False
+
+    def app(self) -> web.Application:
+        """The application. Shutting it down answers all long polls at once."""
+        app = web.Application(middlewares=[_answer_errors], client_max_size=self._limits.json_body_bytes)
+        app.on_shutdown.append(self._drain)
+        get, post = hdrs.METH_GET, hdrs.METH_POST
+        routes: list[tuple[str, str, Handler]] = [
+            (get, "/v1/status", self._status),
+            (get, "/v1/runs/{run}/versions", self._versions),
+            (get, "/v1/runs/{run}/versions/{version}", self._version),
+            (get, "/v1/runs/{run}/records/{version}", self._record),
+            (get, "/v1/runs/{run}/latest", self._latest),
+            (post, "/v1/runs/{run}/publish", self._publish),
+            (post, "/v1/runs/{run}/pull", self._pull),
+            (post, "/v1/runs/{run}/export", self._export),
+            (post, "/v1/runs/{run}/verify", self._verify),
+            (get, "/v1/runs/{run}/fleet", self._fleet_view),
+            (get, "/v1/objects/{digest}", self._object),
+            (post, "/v1/replicas", self._register),
+            (get, "/v1/replicas/{replica}/next", self._next),
+            (post, "/v1/replicas/{replica}/state", self._report_state),
+            (hdrs.METH_DELETE, "/v1/replicas/{replica}", self._unregister),
+        ]
+        for method, path, handler in routes:
+            app.router.add_route(method, path, handler)
+        return app
+
+    async def _drain(self, app: web.Application) -> None:
+        self._draining = True
+        self._announcements.announce()
+
+    # Versions.
+
+    async def _status(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        return _json(self._operations.status())
+
+    async def _versions(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        return _json(VersionsReply(tuple(self._operations.versions(_run(request)))))
+
+    async def _version(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        run, version = _run(request), _version(request)
+        for info in self._operations.versions(run):
+            if parse_version(info.version) == version:
+                return _json(info)
+        raise NotFoundError(f"{VersionId(run, version)}", found="not held here", hint="see `deltad log`")
+
+    async def _record(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        run, version = _run(request), _version(request)
+        if run not in self._store.runs():
+            raise NotFoundError(f"{VersionId(run, version)}", found="no version of this run is held here")
+        return web.Response(body=self._store.run(run).record_bytes(version), content_type="application/octet-stream")
+
+    async def _latest(self, request: web.Request) -> web.StreamResponse:
+        query = _query(request, "after", "wait")
+        run, after = _run(request), _optional_version(query, "after")
+
+        def newer() -> VersionInfo | None:
+            versions = self._held(run)
+            if versions and (after is None or parse_version(versions[-1].version) > after):
+                return versions[-1]
+            return None
+
+        found = await self._wait(newer, self._wait_seconds(query))
+        if found is None:
+            self._operations.versions(run)  # refuses a run that has still not been heard of
+        return _json(LatestReply(found))
+
+    async def _publish(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        run, body = _run(request), await self._body(request, PublishRequest)
+        _check_directory(body.directory)
+        if body.number is not None and not 0 <= body.number <= _MOST_NUMBER:
+            raise UsageError("number", expected=f"0 to {_MOST_NUMBER}", found=str(body.number))
+        if len(body.identity) > _IDENTITY_CHARACTERS:
+            raise UsageError("identity", expected=f"at most {_IDENTITY_CHARACTERS} characters")
+        return _json(await self._operations.publish(run, body))
+
+    async def _pull(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        run, body = _run(request), await self._body(request, PullRequest)
+        wait = min(max(body.wait, 0.0), self._limits.long_poll_seconds)
+        return _json(LatestReply(await self._operations.pull(run, wait)))
+
+    async def _export(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        run, body = _run(request), await self._body(request, ExportRequest)
+        if body.version:
+            parse_version(body.version)
+        if body.directory:
+            _check_directory(body.directory)
+        if body.replica or not body.directory:
+            self._fleet.registration(parse_daemon_name(body.replica))
+        return _json(await self._operations.export(run, body))
+
+    async def _verify(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        run, body = _run(request), await self._body(request, VerifyRequest)
+        if body.version:
+            parse_version(body.version)
+        return _json(await self._operations.verify(run, body))
+
+    # Objects.
+
+    async def _object(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        digest = parse_digest(request.match_info["digest"])
+        descriptor, size = await asyncio.to_thread(self._open, digest)
+        try:
+            response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "application/octet-stream"})
+            response.content_length = size
+            await self._stream(request, response, descriptor, size)
+        finally:
+            os.close(descriptor)
+        return response
+
+    def _open(self, digest: Digest) -> tuple[int, int]:
+        try:
+            descriptor = os.open(self._store.object_path(digest), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise NotFoundError(f"object {digest.hex()}", found="not held here") from None
+        return descriptor, os.fstat(descriptor).st_size
+
+    async def _stream(self, request: web.Request, response: web.StreamResponse, descriptor: int, size: int) -> None:
+        """Send the file, or cut the connection: a short reply must not look like a whole one."""
+        try:
+            await response.prepare(request)
+            sent = 0
+            while sent < size:
+                piece = await asyncio.to_thread(os.pread, descriptor, min(_PIECE, size - sent), sent)
+                if not piece:
+                    raise EOFError
+                async with asyncio.timeout(self._progress):
+                    await response.write(piece)
+                sent += len(piece)
+            await response.write_eof()
+        except (OSError, EOFError) as error:  # TimeoutError and a caller that has gone are OSErrors
+            log.debug("object not sent to its end", path=request.rel_url.raw_path, error=repr(error))
+            if request.transport is not None:
+                request.transport.abort()
+
+    # Replicas.
+
+    async def _fleet_view(self, request: web.Request) -> web.StreamResponse:
+        query = _query(request, "version", "verified", "wait")
+        run, version = _run(request), _optional_version(query, "version")
+        enough = _number(query, "verified", _COUNT, "a whole number")
+
+        def view() -> FleetView:
+            return self._fleet.view(run, self._held(run), self._clock(), version=version)
+
+        def verified() -> FleetView | None:
+            found = view()
+            return found if found.verified >= enough else None
+
+        found = await self._wait(verified, self._wait_seconds(query)) or view()
+        if not found.replicas:
+            self._operations.versions(run)  # refuses a run that has still not been heard of
+        return _json(found)
+
+    async def _register(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        self._fleet.register(await self._body(request, RegisterRequest), self._clock())
+        self._announcements.announce()
+        return _done()
+
+    async def _next(self, request: web.Request) -> web.StreamResponse:
+        query = _query(request, "after", "wait")
+        replica, after = _replica(request), _optional_version(query, "after")
+
+        def anything() -> NextReply | None:
+            registration = self._fleet.registration(replica)
+            run, variant = parse_run(registration.run), parse_variant(registration.variant)
+            return self._operations.next_for(run, variant, after)
+
+        # An open poll is a sign of life, and so is renewed while its connection stands.
+        ends = self._clock() + self._wait_seconds(query)
+        found = None
+        while found is None:
+            self._fleet.heard(replica, self._clock())
+            left = ends - self._clock()
+            found = await self._wait(anything, min(max(left, 0.0), self._fleet.quiet_for / 3))
+            if self._clock() >= ends or self._draining or request.transport is None:
+                break
+        return _json(found or NextReply())
+
+    async def _report_state(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        replica, body = _replica(request), await self._body(request, StateRequest)
+        run = parse_run(self._fleet.registration(replica).run)
+        try:
+            self._fleet.report_state(replica, body, self._held(run), self._clock())
+        finally:
+            self._announcements.announce()
+        return _done()
+
+    async def _unregister(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        self._fleet.unregister(_replica(request))
+        self._announcements.announce()
+        return _done()
+
+    # What several routes need.
+
+    def _held(self, run: RunId) -> list[VersionInfo]:
+        """The run's versions; none for a run that is not known (yet)."""
+        try:
+            return list(self._operations.versions(run))
+        except NotFoundError:
+            return []
+
+    async def _wait(self, answer: Callable[[], T | None], wait: float) -> T | None:
+        def asked() -> tuple[T | None] | None:
+            found = answer()
+            return (found,) if found is not None or self._draining else None
+
+        reply = await self._announcements.wait_until(asked, wait)
+        return reply[0] if reply else None
+
+    def _wait_seconds(self, query: dict[str, str]) -> float:
+        return min(_number(query, "wait", _SECONDS, "seconds, such as 30"), self._limits.long_poll_seconds)
+
+    async def _body(self, request: web.Request, kind: type[Body]) -> Body:
+        thing = f"body of {request.method} {request.rel_url.raw_path[:200]}"
+        try:
+            async with asyncio.timeout(self._progress):
+                data = await request.read()
+        except TimeoutError:
+            raise UsageError(thing, expected=f"the whole body within {self._progress:g} s") from None
+        except web.HTTPRequestEntityTooLarge:
+            raise LimitError(thing, expected=f"at most {self._limits.json_body_bytes} bytes") from None
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise UsageError(thing, expected=f"a {kind.__name__} in JSON", found=str(error)) from None
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error becomes an ErrorReply; only what nobody foresaw becomes a 500, with its traceback in the log."""
+    began = time.monotonic()
+    try:
+        response = await handler(request)
+    except DeltadError as error:
+        response = _refusal(error)
+    except web.HTTPException as error:
+        response = _refusal(_routing_error(request, error), status=error.status)
+    except Exception:
+        log.exception("internal error", method=request.method, path=request.rel_url.raw_path)
+        sentence = f"{request.method} {request.rel_url.raw_path[:200]}: internal error; see the daemon's log"
+        response = _json(ErrorReply("Internal", sentence, exit_code=70), status=500)
+    log.debug(
+        "request",
+        method=request.method,
+        path=request.rel_url.raw_path,
+        status=response.status,
+        seconds=round(time.monotonic() - began, 6),
+    )
+    return response
+
+
+def _routing_error(request: web.Request, error: web.HTTPException) -> DeltadError:
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = " or ".join(sorted(error.allowed_methods))
+        return UsageError(f"{request.rel_url.raw_path[:200]}", expected=allowed, found=request.method)
+    if isinstance(error, web.HTTPNotFound):
+        return NotFoundError(f"{request.rel_url.raw_path[:200]}", found="no such route")
+    return UsageError(f"{request.method} {request.rel_url.raw_path[:200]}", found=error.reason)
+
+
+def _refusal(error: DeltadError, *, status: int | None = None) -> web.Response:
+    reply = ErrorReply(error.kind, str(error), error.retryable, error.exit_code)
+    return _json(reply, status=status or error.http_status)
+
+
+def _json(reply: msgspec.Struct, *, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(reply), status=status, content_type="application/json")
+
+
+def _done() -> web.Response:
+    return web.Response(body=b"{}", content_type="application/json")
+
+
+def _run(request: web.Request) -> RunId:
+    return parse_run(request.match_info["run"])
+
+
+def _version(request: web.Request) -> Version:
+    return parse_version(request.match_info["version"])
+
+
+def _replica(request: web.Request) -> str:
+    return parse_daemon_name(request.match_info["replica"])
+
+
+def _query(request: web.Request, *known: str) -> dict[str, str]:
+    """The query, each parameter at most once and none but the known. Raises UsageError."""
+    query: dict[str, str] = {}
+    for name, value in request.query.items():
+        if name not in known or name in query:
+            expected = f"each of {', '.join(known)} at most once" if known else "no query"
+            raise UsageError(f"query of {request.rel_url.raw_path[:200]}", expected=expected, found=f"{name[:80]!r}")
+        query[name] = value
+    return query
+
+
+def _optional_version(query: dict[str, str], name: str) -> Version | None:
+    return parse_version(query[name]) if query.get(name) else None
+
+
+def _number(query: dict[str, str], name: str, form: re.Pattern[str], expected: str) -> float:
+    value = query.get(name, "0")
+    if not form.fullmatch(value):
+        raise UsageError(f"query parameter {name}", expected=expected, found=f"{value[:80]!r}")
+    return float(value)
+
+
+def _check_directory(directory: str) -> None:
+    """A directory of this host; a relative one would be relative to the wrong process. Raises UsageError."""
+    if not directory.startswith("/") or "\0" in directory or len(directory) > _PATH_CHARACTERS:
+        raise UsageError(f"directory {directory[:200]!r}", expected="an absolute path of this host")

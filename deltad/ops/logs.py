@@ -1,0 +1,59 @@
+"""How the daemon logs: one JSON object a line, or for a person at a terminal, readable lines.
+
+Everything ends up here, what libraries log through `logging` included. Values are logged as they are
+given, so callers give names, sizes and digests, and never a token.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+
+_LIBRARIES = ("aiohttp.access", "asyncio", "watchfiles")
+
+
+def configure(json: bool | None = None, *, level: int = logging.INFO, stream: TextIO | None = None) -> None:
+    """Set up structlog and `logging`, replacing what was set up before.
+
+    `json`: None decides by the stream: readable on a terminal, JSON elsewhere. `stream`: stderr by default.
+    """
+    stream = sys.stderr if stream is None else stream
+    pretty = stream.isatty() if json is None else not json
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    rendering: list[structlog.typing.Processor] = (
+        [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
+        if pretty
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    )
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    for name in _LIBRARIES:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))

@@ -1,0 +1,136 @@
+"""All metrics of the daemon, in one place and one registry of its own.
+
+Whoever learns a fact calls the method named after it; no other module makes metrics or labels. Rules:
+moments are timestamps (an age is for whoever asks to compute), shares are two counters and never a
+ratio, seconds and bytes are the units, and no label is called `region`, which is the scraper's word.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from deltad.client.messages import ReplicaState, VersionInfo
+from deltad.errors import DeltadError
+from deltad.types import parse_version
+
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The metrics of one daemon. Make it with `create`."""
+
+    registry: CollectorRegistry
+    build_info: Gauge
+    versions_published: Counter
+    versions_pulled: Counter
+    delta_bytes: Counter
+    full_bytes_avoided: Counter
+    encode_seconds: Histogram
+    transfer_seconds: Histogram
+    latest_version_number: Gauge
+    latest_version_created: Gauge
+    replicas: Gauge
+    relay_received_bytes: Counter
+    relay_sent_bytes: Counter
+    upstream_up: Gauge
+    pull_failures: Counter
+    checkpoints_refused: Counter
+    store_bytes: Gauge
+    store_free_bytes: Gauge
+    ready: Gauge
+
+    @classmethod
+    def create(cls, version: str, backend: str) -> Metrics:
+        """Fresh metrics of a daemon of this version, with this backend, in a registry of their own."""
+        registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"deltad_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"deltad_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, *labels: str) -> Histogram:
+            return Histogram(f"deltad_{name}", text, labels, registry=registry, buckets=_SECONDS)
+
+        metrics = cls(
+            registry=registry,
+            build_info=gauge("build_info", "Always 1; the labels tell what runs.", "version", "backend"),
+            versions_published=counter("versions_published", "Versions made durable from checkpoints here.", "run"),
+            versions_pulled=counter("versions_pulled", "Versions pulled from upstreams.", "run"),
+            delta_bytes=counter("delta_bytes", "Bytes of the edges that were published or pulled.", "run"),
+            full_bytes_avoided=counter(
+                "full_bytes_avoided", "Bytes that sending whole versions would have taken beyond that.", "run"
+            ),
+            encode_seconds=histogram("encode_seconds", "Reading, diffing and storing a version.", "run"),
+            transfer_seconds=histogram("transfer_seconds", "Pulling a version.", "run"),
+            latest_version_number=gauge("latest_version_number", "Number of the newest durable version.", "run"),
+            latest_version_created=gauge(
+                "latest_version_created_timestamp_seconds",
+                "When the newest durable version was published, by its publisher's clock.",
+                "run",
+            ),
+            replicas=gauge("replicas", "Replicas, here and in the regions below, by state.", "run", "state"),
+            relay_received_bytes=counter("relay_received_bytes", "Bytes received from an upstream.", "upstream"),
+            relay_sent_bytes=counter("relay_sent_bytes", "Bytes sent to daemons that pull from here."),
+            upstream_up=gauge("upstream_up", "Whether the upstream answered last (1) or failed (0).", "upstream"),
+            pull_failures=counter("pull_failures", "Pulls that failed, by kind of error.", "upstream", "kind"),
+            checkpoints_refused=counter(
+                "checkpoints_refused", "Checkpoints that were not published, by kind of error.", "run", "reason"
+            ),
+            store_bytes=gauge("store_bytes", "Size of all objects in the store."),
+            store_free_bytes=gauge("store_free_bytes", "What may still be written on the store's file system."),
+            ready=gauge("ready", "Whether /readyz says yes (1) or no (0)."),
+        )
+        metrics.build_info.labels(version, backend).set(1)
+        return metrics
+
+    def published(self, info: VersionInfo) -> None:
+        """A version was published here."""
+        self.versions_published.labels(info.run).inc()
+        self.encode_seconds.labels(info.run).observe(info.seconds.encode)
+        self._moved(info, info.delta_bytes)
+
+    def pulled(self, info: VersionInfo) -> None:
+        """A version was pulled. What counts is what was fetched for it, which is less after a cut."""
+        self.versions_pulled.labels(info.run).inc()
+        self.transfer_seconds.labels(info.run).observe(info.seconds.transfer)
+        self._moved(info, info.pulled_bytes)
+
+    def latest(self, info: VersionInfo) -> None:
+        """This is the newest durable version of its run, whether new or found at the start."""
+        self.latest_version_number.labels(info.run).set(parse_version(info.version).number)
+        self.latest_version_created.labels(info.run).set(info.created)
+
+    def fleet(self, run: str, states: Iterable[ReplicaState]) -> None:
+        """The states of all replicas of a run. States that nobody is in are shown as 0."""
+        tally = Tally(states)
+        for state in ReplicaState:
+            self.replicas.labels(run, state.value).set(tally[state])
+
+    def upstream(self, url: str, *, up: bool) -> None:
+        """An upstream answered, or failed to."""
+        self.upstream_up.labels(url).set(up)
+
+    def pull_failed(self, url: str, error: DeltadError) -> None:
+        """A pull from an upstream failed."""
+        self.pull_failures.labels(url, error.kind).inc()
+
+    def checkpoint_refused(self, run: str, error: DeltadError) -> None:
+        """A checkpoint was not published."""
+        self.checkpoints_refused.labels(run, error.kind).inc()
+
+    def store(self, *, used: int, free: int) -> None:
+        """How full the store is, in bytes."""
+        self.store_bytes.set(used)
+        self.store_free_bytes.set(free)
+
+    def _moved(self, info: VersionInfo, size: int) -> None:
+        self.delta_bytes.labels(info.run).inc(size)
+        self.full_bytes_avoided.labels(info.run).inc(max(info.full_bytes - size, 0))
+        self.latest(info)

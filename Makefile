@@ -45,9 +45,9 @@ format: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
 
-# The tests that take minutes as well: the demo as a user runs it, on the real model.
+# More examples for every property, and the tests that take minutes: the demo as a user runs it, on the real model.
 test-full: $(STAMP)
-	DELTAD_TEST_FULL=1 $(BIN)/python -m pytest $(ARGS)
+	DELTAD_TEST_FULL=1 HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(ARGS)
 
 check: lint test
 

@@ -1,0 +1,267 @@
+"""Runs the demo: starts two daemons, two links, a replica and a trainer, watches them, and says what came of it.
+
+The daemons are started again whenever they end, as a service manager would; the end of the replica, or of the
+trainer before it is done, is the end of the demo. Its invariant: the exit code is 0 only if every version that
+was to cross did, and what the replica served of each was bit for bit what was published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Coroutine, Mapping
+from io import RawIOBase
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+
+from deltad.demo.observe import Observer
+from deltad.demo.options import DemoOptions
+from deltad.demo.place import REPLICA, RUN, VARIANT, Place, make_place
+from deltad.demo.process import Child, Program, ProgramEndedError, RestartRule, Supervisor, describe_exit, tail
+from deltad.demo.progress import Progress, clean, make_progress, show_report
+from deltad.demo.report import Ledger, LinkReport, parse_line
+from deltad.errors import NotFoundError, StoreError
+
+__all__ = ["DemoOptions", "run_demo"]
+
+_LEARNING_RATE = 1e-6
+_QUICK_LEARNING_RATE = 1e-3
+_LAST_FACTS_SECONDS = 20.0
+_STOP_ORDER = (("trainer", "model"), ("replica",), ("daemon-b", "daemon-a"), ("relay-link", "rollout-link"))
+
+
+def run_demo(options: DemoOptions) -> int:
+    """Run the demo to its end and return the exit code: 0 if all versions matched, 1 if not, or if a program
+    failed; 130 and 143 after SIGINT and SIGTERM. Must be called from the main thread.
+
+    Raises NotFoundError, UsageError, StoreError or UnavailableError where it cannot begin.
+    """
+    report = options.report.absolute()
+    if not report.parent.is_dir():
+        raise NotFoundError(f"directory {report.parent}, for the report", found="no such directory")
+    stream = sys.stderr if options.as_json else sys.stdout
+    place = make_place(options.keep)
+    progress = make_progress(stream)
+    demo = _Demo(options, place, progress)
+    try:
+        with contextlib.closing(progress):
+            asyncio.run(demo.run())
+    except ProgramEndedError as error:
+        return _failed(demo, error, stream)
+    except asyncio.CancelledError:
+        place.remove()
+        return 128 + demo.stopped_by
+    result = demo.ledger.report(LinkReport(options.rtt_ms, options.mbit))
+    _write(report, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    show_report(result, demo.ledger.complaints(), stream)
+    if options.as_json:
+        sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
+        sys.stdout.buffer.flush()
+    if not result.all_match:
+        print(f"everything that the demo wrote is in {place.directory}", file=stream)
+        return 1
+    place.remove()
+    return 0
+
+
+def _failed(demo: _Demo, error: ProgramEndedError, stream: TextIO) -> int:
+    print(f"deltad: {clean(str(error))}", file=sys.stderr)
+    for line in tail(error.log).splitlines():
+        print(f"    {clean(line)}", file=sys.stderr)
+    print(f"everything that the demo wrote is in {demo.place.directory}", file=stream)
+    return error.exit_code
+
+
+class _Demo:
+    """One run of the demo."""
+
+    def __init__(self, options: DemoOptions, place: Place, progress: Progress) -> None:
+        self.place = place
+        self.ledger = Ledger(options.steps)
+        self.stopped_by = 0
+        self._options = options
+        self._progress = progress
+        self._observer = Observer(place, self.ledger, self._news)
+        self._state = b""
+
+    async def run(self) -> None:
+        """Until the trainer is done and everything is stopped again. Raises ProgramEndedError."""
+        self._supervisor = Supervisor(environment=_environment(self._options), on_change=self._changed)
+        self._take_signals()
+        try:
+            model = await self._model()
+            with self.place.events.open("ab", buffering=0) as events:
+                for program in self._programs(model, events):
+                    self._supervisor.start(program)
+                await self._first_of(self._supervisor.wait("trainer"), self._observer.run())
+            await self._first_of(self._observer.complete(_LAST_FACTS_SECONDS))
+        finally:
+            self._news()
+            for names in _STOP_ORDER:
+                await self._supervisor.stop(names)
+
+    async def _first_of(self, *work: Coroutine[Any, Any, None]) -> None:
+        """Until one of these is done, or a program has ended that should not have; raises what it raised."""
+        tasks = [asyncio.create_task(one) for one in work]
+        try:
+            done, _ = await asyncio.wait([*tasks, self._supervisor.failed], return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _take_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+
+        def stop(number: int) -> None:
+            if self.stopped_by:
+                self._supervisor.kill()  # asked twice: hurry
+                return
+            self.stopped_by = number
+            self._progress.say("stopping")
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
+
+    async def _model(self) -> Path:
+        """The checkpoint to start from; made once, then kept for the next demo. Raises ProgramEndedError."""
+        name = f"tiny-{self._options.seed}" if self._options.quick else "SmolLM2-135M-Instruct"
+        models = self.place.directory / "models" if self._options.keep else _cache() / "models"
+        model = models / name
+        if not (model / "config.json").exists():
+            self._progress.say(f"preparing the model {name}")
+            models.mkdir(parents=True, exist_ok=True)
+            making = models / f".{name}.{os.getpid()}"
+            kind = ("--tiny", "--seed", str(self._options.seed)) if self._options.quick else ()
+            try:
+                self._supervisor.start(
+                    Program(
+                        "model",
+                        (sys.executable, "-m", "trainer_plugin.rl.model", "--out", str(making), *kind),
+                        self.place.log("model"),
+                        may_end=True,
+                    )
+                )
+                await self._supervisor.wait("model")
+                # In one step, so that a demo that was stopped here leaves no half of a model for the next one.
+                with contextlib.suppress(FileExistsError):
+                    making.rename(model)
+            finally:
+                shutil.rmtree(making, ignore_errors=True)
+        return model
+
+    def _programs(self, model: Path, events: RawIOBase) -> list[Program]:
+        place, again = self.place, RestartRule()
+        return [
+            self._link("relay-link", place.relay_link, place.relay),
+            self._link("rollout-link", place.rollout_link, place.replica),
+            self._program("daemon-a", "deltad", "serve", "--config", str(place.region_1.config), restart=again),
+            self._program("daemon-b", "deltad", "serve", "--config", str(place.region_2.config), restart=again),
+            self._program(
+                "replica",
+                *("rollout_plugin", "--socket", str(place.region_2.socket), "--run", RUN, "--variant", VARIANT),
+                *("--name", REPLICA, "--listen", place.replica, "--ready-file", str(place.region_2.ready)),
+            ),
+            self._trainer(model, events),
+        ]
+
+    def _link(self, name: str, listen: str, target: str) -> Program:
+        options = self._options
+        return self._program(
+            name,
+            *("deltad.demo.link", "--listen", listen, "--target", target, "--rtt-ms", f"{options.rtt_ms:g}"),
+            *("--mbit", f"{options.mbit:g}", "--stats-file", str(self.place.link_stats(name))),
+            restart=RestartRule(),
+        )
+
+    def _trainer(self, model: Path, events: RawIOBase) -> Program:
+        options, place = self._options, self.place
+        rate = options.learning_rate
+        if rate is None:
+            rate = _QUICK_LEARNING_RATE if options.quick else _LEARNING_RATE
+        task = ("--task", "tokens", "--max-new-tokens", "8") if options.quick else ("--task", "arithmetic")
+
+        def take(line: bytes) -> None:
+            events.write(line)
+            if (event := parse_line(line)) is not None:
+                self._observer.trainer_says(event)
+
+        return Program(
+            "trainer",
+            (
+                *(sys.executable, "-m", "trainer_plugin.rl", "--model", str(model), "--run", RUN),
+                *("--checkpoints", str(place.region_1.checkpoints), "--socket", str(place.region_1.socket)),
+                *("--rollouts", f"http://{place.rollout_link}", "--steps", str(options.steps), "--lr", f"{rate:g}"),
+                *("--seed", str(options.seed), "--evaluate", str(options.evaluate), *task),
+            ),
+            place.log("trainer"),
+            may_end=True,
+            on_line=take,
+        )
+
+    def _program(self, name: str, *arguments: str, restart: RestartRule | None = None) -> Program:
+        return Program(name, (sys.executable, "-m", *arguments), self.place.log(name), restart)
+
+    def _changed(self, child: Child) -> None:
+        """A program was started or has ended."""
+        name = child.program.name
+        if child.last_code is None:
+            if child.starts > 1:
+                self._progress.say(f"{name} is started again")
+        elif child.program.restart and not child.is_stopping:
+            self._progress.say(f"{name} ended: {describe_exit(child.last_code)}")
+        self._write_state()
+
+    def _news(self) -> None:
+        """Something may have changed that is shown or kept."""
+        self._progress.show(self._observer.sight, self.ledger)
+        self._write_state()
+
+    def _write_state(self) -> None:
+        children = self._supervisor.children.values()
+        state = msgspec.json.encode(
+            {
+                "pid": os.getpid(),
+                "directory": str(self.place.directory),
+                "processes": {child.program.name: {"pid": child.pid, "starts": child.starts} for child in children},
+                "addresses": self.place.addresses(),
+                "verified": self.ledger.verified(),
+            }
+        )
+        if state != self._state:
+            _write(self.place.state_file, state)
+            self._state = state
+
+
+def _environment(options: DemoOptions) -> Mapping[str, str]:
+    found = dict(os.environ, PYTHONUNBUFFERED="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
+    if options.quick:
+        # Threads cost more than they bring to a model this small.
+        found["OMP_NUM_THREADS"] = "1"
+    return found
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "deltad"
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace a file as a whole, so that a reader sees the old content or the new one. Raises StoreError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        raise StoreError(f"{path}", found=error.strerror or str(error)) from None

@@ -1,6 +1,6 @@
 """The store: one directory, one daemon, one format number.
 
-    FORMAT   lock   tmp/   objects/ab/…   runs/<run>/{latest, records/, notes/, mirror/, baseline/}   exports/
+FORMAT   lock   tmp/   objects/ab/…   runs/<run>/{latest, records/, notes/, mirror/, baseline/}   exports/
 """
 
 from __future__ import annotations

@@ -1,0 +1,294 @@
+"""One daemon: its runs, what feeds them and what serves them. Implements the port of the local API.
+
+All methods belong to the event loop's thread. What blocks goes to worker threads through `Versions`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import time
+import uuid
+from pathlib import Path
+
+import structlog
+
+import deltad
+from deltad.client.messages import (
+    ExportReply,
+    ExportRequest,
+    NextReply,
+    PublishReply,
+    PublishRequest,
+    RegionReport,
+    Seconds,
+    StatusView,
+    VerifyReply,
+    VerifyRequest,
+    VersionInfo,
+)
+from deltad.config import Config, WatchConfig
+from deltad.daemon.origin import Origin
+from deltad.daemon.versions import Versions
+from deltad.delta.backend import choose
+from deltad.delta.record import VersionRecord
+from deltad.errors import ConflictError, NotFoundError, UsageError
+from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.local.fleet import Fleet, Standing
+from deltad.ops.metrics import Metrics
+from deltad.relay.puller import Puller, PullStats
+from deltad.store.announce import Announcements
+from deltad.store.store import Store
+from deltad.types import RunId, Variant, Version, parse_daemon_name, parse_version
+
+log = structlog.get_logger()
+
+_TRAILING_NUMBER = re.compile(r"([0-9]{1,15})\Z")
+_ALL = "*"
+
+
+class Node:
+    """Holds a daemon's state for as long as it runs. Implements `deltad.local.operations.Operations`."""
+
+    def __init__(self, config: Config, store: Store, *, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.config = config
+        self.store = store
+        self.limits = limits
+        self.boot = uuid.uuid4().hex
+        self.backend = choose(config.backend.kind)
+        self.announcements = Announcements()
+        self.metrics = Metrics.create(deltad.__version__, self.backend.name)
+        self.fleet = Fleet(config.daemon.name, self.boot, limits=limits)
+        self.pullers = [self._puller(i) for i in range(len(config.upstreams))]
+        self.unwell: dict[str, str] = {}
+        """Parts that are not well now, each with the reason, for readiness."""
+        self._activities: dict[RunId, str] = {}
+        self._runs: dict[RunId, Versions] = {}
+        self._origins: dict[RunId, Origin] = {}
+        self._started = time.monotonic()
+        self._store_bytes = 0
+
+    # Runs.
+
+    def versions_of(self, run: RunId) -> Versions:
+        """Raises NotFoundError for a run that is neither declared nor held nor pulled."""
+        if run not in self._runs:
+            known = run in self.store.runs() or self.config.run(run) is not None or self._pulls(run)
+            if not known:
+                raise NotFoundError(
+                    f"run {run}",
+                    expected="one that is declared in a [[run]], or pulled",
+                    found=", ".join(self.store.runs()) or "no run",
+                )
+            self._runs[run] = Versions(self.store, run, self.backend)
+        return self._runs[run]
+
+    def runs(self) -> list[RunId]:
+        """All runs that are declared or held, in order of their names."""
+        return sorted({*self.store.runs(), *(run.id for run in self.config.runs)})
+
+    def _pulls(self, run: RunId) -> bool:
+        return any(run in upstream.runs for upstream in self.config.upstreams)
+
+    def origin(self, run: RunId) -> Origin:
+        """The one writer of a declared run. Raises UsageError for a run that is pulled, not published."""
+        if run not in self._origins:
+            declared = self.config.run(run)
+            if declared is None:
+                raise UsageError(
+                    f"run {run}", expected="a [[run]] declared in this daemon's configuration", found="none"
+                )
+            watch = next((watch for watch in self.config.watches if watch.run == run), None)
+            publish_as = watch.publish_as if watch else "source"
+            self._origins[run] = Origin(self.store, run, declared.variant, self.backend, publish_as=publish_as)
+        return self._origins[run]
+
+    async def publish_checkpoint(
+        self,
+        run: RunId,
+        directory: Path,
+        number: int,
+        *,
+        identity: str = "",
+        new_epoch: bool = False,
+        settle: float = 0.0,
+    ) -> PublishReply:
+        """Publish and tell everyone. Raises what `Origin.publish` raises."""
+        versions = self.versions_of(run)
+        self._activities[run] = f"encoding {directory.name}"
+        try:
+            published = await versions.publish(
+                self.origin(run), directory, number, identity=identity, new_epoch=new_epoch, settle=settle
+            )
+        finally:
+            self._activities.pop(run, None)
+        info = versions.info(published.record.version)
+        if not published.already:
+            self.metrics.published(info)
+            log.info("version_published", run=run, version=info.version, kind=info.kind, bytes=info.delta_bytes)
+            self.announcements.announce()
+        return PublishReply(version=info, already=published.already)
+
+    def on_pulled(self, record: VersionRecord, stats: PullStats) -> None:
+        """A version has come from an upstream and is durable."""
+        versions = self.versions_of(RunId(record.run))
+        versions.note(record.version, seconds=Seconds(transfer=stats.seconds), pulled_bytes=stats.bytes)
+        info = versions.info(record.version)
+        self.metrics.pulled(info)
+        log.info("version_pulled", run=record.run, version=info.version, kind=info.kind, bytes=stats.bytes)
+        self.announcements.announce()
+
+    # The port of the local API.
+
+    async def publish(self, run: RunId, request: PublishRequest) -> PublishReply:
+        directory = Path(request.directory)
+        if not directory.is_absolute():
+            raise UsageError(f"directory {request.directory[:200]!r}", expected="an absolute path")
+        if watched := next((watch for watch in self.config.watches if watch.run == run), None):
+            _refuse_under(directory, watched)
+        number = self._number(run, directory) if request.number is None else request.number
+        if number < 0:
+            raise UsageError(f"version number {number}", expected="0 or more")
+        return await self.publish_checkpoint(
+            run, directory, number, identity=request.identity, new_epoch=request.new_epoch
+        )
+
+    async def pull(self, run: RunId, wait: float) -> VersionInfo | None:
+        pullers = [
+            puller
+            for puller, upstream in zip(self.pullers, self.config.upstreams, strict=True)
+            if _ALL in upstream.runs or run in upstream.runs
+        ]
+        if not pullers:
+            raise UsageError(f"run {run}", expected="an [[upstream]] that brings it", found="none in the configuration")
+        await asyncio.gather(*(puller.pull_once(run, wait) for puller in pullers))
+        return self.versions_of(run).latest()
+
+    async def export(self, run: RunId, request: ExportRequest) -> ExportReply:
+        versions = self.versions_of(run)
+        version = self._version(versions, request.version)
+        if not request.replica and not request.directory:
+            raise UsageError("an export", expected="a directory, or the replica that it is for", found="neither")
+        variant = None
+        if request.replica:
+            variant = Variant(self.fleet.registration(request.replica).variant)
+        directory = Path(request.directory) if request.directory else self._replica_export(request.replica, version)
+        root = await versions.export(version, variant, directory)
+        return ExportReply(directory=str(directory), version=str(version), root=root)
+
+    async def verify(self, run: RunId, request: VerifyRequest) -> VerifyReply:
+        versions = self.versions_of(run)
+        return await versions.verify(self._version(versions, request.version))
+
+    def versions(self, run: RunId) -> list[VersionInfo]:
+        return self.versions_of(run).all()
+
+    def next_for(self, run: RunId, variant: Variant, served: Version | None) -> NextReply | None:
+        return self.versions_of(run).next_for(variant, served)
+
+    def status(self) -> StatusView:
+        # The size of the store is the last one that the chores found: a view must not walk the disk.
+        now = time.monotonic()
+        standings = self.standings()
+        reasons = self.reasons()
+        return StatusView(
+            daemon=self.config.daemon.name,
+            boot=self.boot,
+            version=deltad.__version__,
+            backend=self.backend.name,
+            uptime=now - self._started,
+            ready=not reasons,
+            reasons=tuple(reasons),
+            store=str(self.store.path),
+            store_bytes=self._store_bytes,
+            free_bytes=self.store.free_bytes(),
+            region=self.fleet.region(standings, now),
+            upstreams=tuple(puller.view() for puller in self.pullers),
+            regions=self.fleet.regions(standings, now),
+        )
+
+    # Views for the other faces.
+
+    def reasons(self) -> list[str]:
+        """Why this daemon is not ready; empty if it is."""
+        found = [f"{part}: {reason}" for part, reason in sorted(self.unwell.items())]
+        free = self.store.free_bytes()
+        if free < 2 * self.limits.disk_reserve_bytes:
+            found.append(f"store: {free} bytes free, close to the reserve of {self.limits.disk_reserve_bytes}")
+        found += [f"upstream {view.url}: {view.error or view.activity}" for view in self._upstreams() if not view.up]
+        return found
+
+    def _upstreams(self) -> list[UpstreamView]:
+        return [puller.view() for puller in self.pullers]
+
+    def standings(self) -> dict[RunId, Standing]:
+        """What this daemon holds of each run and is doing about it."""
+        return {run: Standing(self.versions_of(run).all(), self._activity(run)) for run in self.runs()}
+
+    def region_report(self) -> RegionReport:
+        """The next report to send upstream."""
+        return self.fleet.region_report(self.standings(), time.monotonic())
+
+    def on_report(self, report: RegionReport) -> None:
+        """A daemon below reported."""
+        if self.fleet.receive(report, time.monotonic()):
+            self.announcements.announce()
+
+    async def do_chores(self) -> None:
+        """Refresh gauges, drop exports that nobody needs, let mirrors catch up."""
+        self._store_bytes = await asyncio.to_thread(self.store.used_bytes)
+        self.metrics.store(used=self._store_bytes, free=self.store.free_bytes())
+        for view in self._upstreams():
+            self.metrics.upstream(view.url, up=view.up)
+        now = time.monotonic()
+        for run in self.runs():
+            versions = self.versions_of(run)
+            view = self.fleet.view(run, versions.all(), now)
+            states = [r.state for region in view.regions for r in region.report.runs[run].replicas]
+            self.metrics.fleet(run, states)
+            await versions.advance_mirror()
+        for export in await asyncio.to_thread(lambda: list(self.store.exports().iterdir())):
+            if not self.fleet.is_registered(export.name):
+                await asyncio.to_thread(shutil.rmtree, export, ignore_errors=True)
+
+    def drop_export(self, replica: str) -> None:
+        """Remove what was exported for a replica. An engine that has mapped it keeps its pages."""
+        shutil.rmtree(self.store.exports() / parse_daemon_name(replica), ignore_errors=True)
+
+    def _activity(self, run: RunId) -> str:
+        if run in self._activities:
+            return self._activities[run]
+        return "; ".join(activity for puller in self.pullers if (activity := puller.activity(run)))
+
+    def _version(self, versions: Versions, text: str) -> Version:
+        if text:
+            return parse_version(text)
+        latest = versions.latest()
+        if latest is None:
+            raise NotFoundError(f"a version of run {versions.run}", found="none yet")
+        return parse_version(latest.version)
+
+    def _replica_export(self, replica: str, version: Version) -> Path:
+        self.drop_export(replica)
+        return self.store.exports() / parse_daemon_name(replica) / str(version)
+
+    def _number(self, run: RunId, directory: Path) -> int:
+        if match := _TRAILING_NUMBER.search(directory.name):
+            return int(match[1])
+        latest = self.versions_of(run).records.latest()
+        return 0 if latest is None else latest.version.number + 1
+
+    def _puller(self, index: int) -> Puller:
+        upstream = self.config.upstreams[index]
+        return Puller(
+            self.store,
+            url=upstream.url,
+            token=upstream.token_file.read,
+            runs=upstream.runs,
+            connections=upstream.connections,
+            announcements=self.announcements,
+            region_report=self.region_report,
+            on_committed=self.on_pulled,
+            limits=self.limits,
+        )

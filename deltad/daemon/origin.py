@@ -1,0 +1,248 @@
+"""Publishing a checkpoint directory as the next version of a run.
+
+The order is the whole point. The checkpoint is read and encoded; chunks, pages, manifest and layout
+become durable; the checkpoint is found unchanged since it was opened; the record makes the version
+visible; and only then the baseline moves. Whatever fails before the record leaves the run as it was,
+and the same checkpoint is simply compared again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from deltad.checkpoint.aligned import Aligned
+from deltad.checkpoint.baseline import keep_baseline, open_baseline
+from deltad.checkpoint.directory import Checkpoint, open_checkpoint
+from deltad.client.messages import Seconds
+from deltad.delta import FORMAT
+from deltad.delta.backend import Backend
+from deltad.delta.codec import EdgeEncoder, sum_weights
+from deltad.delta.digest import pack_sums, root_of
+from deltad.delta.encoding import encode
+from deltad.delta.frame import CODERS
+from deltad.delta.layout import Layout
+from deltad.delta.manifest import ChunkRef, EdgeKind, Manifest, State, make_pages
+from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
+from deltad.errors import BaseMismatchError, CheckpointError, ConflictError, NotFoundError
+from deltad.store.mirror import Mirror
+from deltad.store.store import Store
+from deltad.types import RunId, Variant, Version
+
+log = structlog.get_logger()
+
+BREAK_EVEN = 0.8
+"""A delta above this share of the full weights is not worth its base: an anchor is cut instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What `Origin.publish` did. `already` means that the very same version was durable before."""
+
+    record: VersionRecord
+    already: bool
+    seconds: Seconds
+
+
+class Origin:
+    """The one writer of a run on this host. `publish` blocks; the caller allows one at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        run: RunId,
+        variant: Variant,
+        backend: Backend,
+        *,
+        publish_as: str = "source",
+        wall_clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._store = store
+        self._run = store.run(run)
+        self._variant = variant
+        self._backend = backend
+        self._publish_as = publish_as
+        self._wall_clock = wall_clock
+        self._mirror = Mirror(store, self._run, variant, backend)
+        self._baseline = self._run.directory / "baseline" / variant
+
+    def publish(
+        self, directory: Path, number: int, *, identity: str = "", new_epoch: bool = False, settle: float = 0.0
+    ) -> Published:
+        """Make the checkpoint in `directory` version `number` of the run.
+
+        With `new_epoch`, bytes that contradict what was published open the next epoch instead of being
+        refused. Raises CheckpointError, CheckpointChangedError (nothing was published), ConflictError,
+        StoreFullError, StoreError.
+        """
+        started = time.monotonic()
+        with open_checkpoint(directory, publish_as=self._publish_as, limits=self._store.limits) as checkpoint:
+            latest = self._run.latest()
+            version = Version(latest.version.epoch if latest else 1, number)
+            if latest is not None and number <= latest.version.number:
+                known = self._same_as_known(checkpoint, version, new_epoch=new_epoch)
+                if known is not None:
+                    return Published(known, already=True, seconds=Seconds())
+                version = Version(version.epoch + 1, number)
+            record = self._encode(checkpoint, version, latest, identity)
+            checkpoint.check_unchanged()
+            self._run.commit(record.encode())
+            keep_baseline(checkpoint, self._baseline, str(version))
+        seconds = Seconds(settle=settle, encode=time.monotonic() - started)
+        return Published(record, already=False, seconds=seconds)
+
+    def _same_as_known(self, checkpoint: Checkpoint, version: Version, *, new_epoch: bool) -> VersionRecord | None:
+        """The durable record if it holds these very weights; None if a new epoch is to be opened."""
+        try:
+            known = self._run.record(version)
+        except NotFoundError:
+            if new_epoch:
+                return None
+            latest = self._run.latest()
+            raise ConflictError(
+                f"{checkpoint.directory}",
+                expected=f"a number above {latest.version.number if latest else 0}, the newest of run {self._run.run}",
+                found=str(version.number),
+                hint="if the trainer resumed from an earlier step, publish with a new epoch (`--new-epoch`)",
+            ) from None
+        root = root_of(checkpoint.layout, sum_weights(checkpoint.layout, checkpoint))
+        checkpoint.check_unchanged()
+        if root == known.variant(self._variant).root:
+            return known
+        if new_epoch:
+            return None
+        raise ConflictError(
+            f"{checkpoint.directory}",
+            expected=f"root {known.variant(self._variant).root.hex()}, as published for {known.id}",
+            found=f"root {root.hex()}",
+            hint="a published version never changes; use another number, or a new epoch (`--new-epoch`)",
+        )
+
+    def _encode(
+        self, checkpoint: Checkpoint, version: Version, latest: VersionRecord | None, identity: str
+    ) -> VersionRecord:
+        for file in checkpoint.layout.files:
+            self._store.put(checkpoint.file_bytes(file.name))
+        manifest = self._encode_edge(checkpoint, version, latest)
+        data = encode(manifest)
+        layout = checkpoint.layout
+        edge = EdgeRef(
+            kind=manifest.kind,
+            base=None if manifest.base is None else manifest.base.version,
+            manifest=self._store.put(data),
+            size=len(data),
+        )
+        self._store.put(layout.encode())
+        return VersionRecord(
+            format=FORMAT,
+            least_reader=FORMAT,
+            run=self._run.run,
+            version=version,
+            parent=latest.version if latest else None,
+            sequence=latest.sequence + 1 if latest else 1,
+            variants=(
+                VariantRecord(self._variant, layout.digest, len(layout.encode()), manifest.target.root, (edge,)),
+            ),
+            identity=identity,
+            created_ns=self._wall_clock(),
+            source=checkpoint.directory.name,
+        )
+
+    def _encode_edge(self, checkpoint: Checkpoint, version: Version, latest: VersionRecord | None) -> Manifest:
+        if latest is None:
+            return self._anchor(checkpoint, version, "first version")
+        before = self._mirror.layout(latest)
+        if before.table_digest != checkpoint.layout.table_digest:
+            return self._anchor(checkpoint, version, _what_changed(before, checkpoint, str(latest.id)))
+        try:
+            manifest = self._delta(checkpoint, version, latest)
+        except BaseMismatchError as error:
+            # The kept files are not what was published. The mirror is rebuilt from the store, whose
+            # every byte is checked, and this checkpoint is compared with that instead.
+            log.warning("baseline_damaged", run=self._run.run, error=str(error))
+            shutil.rmtree(self._baseline, ignore_errors=True)
+            manifest = self._delta(checkpoint, version, latest)
+        if manifest.chunk_bytes > BREAK_EVEN * checkpoint.layout.weight_bytes:
+            return self._anchor(checkpoint, version, f"density {manifest.density:.2f} is above the break-even")
+        return manifest
+
+    def _delta(self, checkpoint: Checkpoint, version: Version, latest: VersionRecord) -> Manifest:
+        with ExitStack() as stack:
+            base = open_baseline(self._baseline, str(latest.version), publish_as=self._publish_as)
+            if base is None:
+                base = open_checkpoint(self._mirror.advance(latest))
+            stack.enter_context(base)
+            encoder = EdgeEncoder(
+                checkpoint.layout,
+                checkpoint,
+                self._backend,
+                base=Aligned(checkpoint.layout, base),
+                base_sums=self._mirror.sums(latest),
+                limits=self._store.limits,
+            )
+            state = State(latest.version, latest.variant(self._variant).root)
+            return self._store_edge(encoder, EdgeKind.DELTA, version, state, "")
+
+    def _anchor(self, checkpoint: Checkpoint, version: Version, reason: str) -> Manifest:
+        log.info("anchor_cut", run=self._run.run, version=str(version), reason=reason)
+        encoder = EdgeEncoder(checkpoint.layout, checkpoint, self._backend, limits=self._store.limits)
+        return self._store_edge(encoder, EdgeKind.ANCHOR, version, None, reason)
+
+    def _store_edge(
+        self, encoder: EdgeEncoder, kind: EdgeKind, version: Version, base: State | None, reason: str
+    ) -> Manifest:
+        chunks: list[ChunkRef] = []
+        for chunk in encoder.chunks():
+            self._store.put(chunk.data)
+            chunks.append(chunk.ref)
+        pages = []
+        for page, data in make_pages(chunks, limits=self._store.limits):
+            self._store.put(data)
+            pages.append(page)
+        layout = encoder.layout
+        return Manifest(
+            format=FORMAT,
+            least_reader=FORMAT,
+            kind=kind,
+            run=self._run.run,
+            variant=self._variant,
+            layout=layout.digest,
+            base=base,
+            target=State(version, encoder.root),
+            sums=pack_sums(encoder.sums),
+            pages=tuple(pages),
+            coders=tuple(sorted(CODERS)),
+            changed=int(encoder.changed.sum()),
+            elements=sum(spec.lanes for spec in layout.tensors),
+            chunk_bytes=sum(chunk.size for chunk in chunks),
+            reason=reason,
+        )
+
+
+def _what_changed(before: Layout, checkpoint: Checkpoint, latest: str) -> str:
+    """Why an anchor is needed, in words. Raises CheckpointError for what is another model altogether."""
+    after = checkpoint.layout
+    old = {spec.name: (spec.dtype, spec.shape, spec.alias_of) for spec in before.tensors}
+    new = {spec.name: (spec.dtype, spec.shape, spec.alias_of) for spec in after.tensors}
+    same = sum(old[name] == new[name] for name in old.keys() & new.keys())
+    if 2 * same < len(old):
+        raise CheckpointError(
+            f"{checkpoint.directory}",
+            expected=f"the model of {latest} ({len(old)} tensors)",
+            found=f"another one: only {same} of {len(new)} tensors have the same name, dtype and shape",
+            hint="publish another model as another run",
+        )
+    added, removed = sorted(new.keys() - old.keys()), sorted(old.keys() - new.keys())
+    changed = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
+    parts = [
+        f"{len(names)} tensors {what} (first {names[0]})"
+        for what, names in (("added", added), ("removed", removed), ("reshaped or retyped", changed))
+        if names
+    ]
+    return "; ".join(parts)

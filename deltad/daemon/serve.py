@@ -1,0 +1,150 @@
+"""`deltad serve`: start everything, run until a signal, drain, exit 0.
+
+The configuration was checked before anything here is bound or opened. Supervision is one rule: a part
+that fails is logged and started again; it never takes another part down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+
+import structlog
+import uvloop
+from aiohttp import web
+
+from deltad.config import Config
+from deltad.daemon.node import Node
+from deltad.daemon.watching import watch
+from deltad.errors import ConfigError
+from deltad.local.binding import bind_unix_socket
+from deltad.local.server import LocalServer
+from deltad.ops.health import health_app
+from deltad.ops.logs import configure
+from deltad.ops.notify import Notifier
+from deltad.relay.server import RelayServer
+from deltad.store.store import Store
+
+log = structlog.get_logger("deltad.daemon")
+
+DRAIN_SECONDS = 20.0
+RESTART_SECONDS = 1.0
+CHORE_SECONDS = 2.0
+
+
+def serve(config: Config) -> int:
+    """Run the daemon in this process until SIGTERM or SIGINT; returns the exit code.
+
+    Raises StoreError, FormatError or ConfigError if it cannot start.
+    """
+    configure()
+    store = Store.open(config.daemon.store)
+    try:
+        return uvloop.run(_serve(config, store))
+    finally:
+        store.close()
+
+
+async def _serve(config: Config, store: Store) -> int:
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    notifier = Notifier()
+    node = Node(config, store)
+    async with AsyncExitStack() as stack:
+        await _listen(stack, node)
+        tasks = [asyncio.create_task(_supervise(name, part), name=name) for name, part in _parts(node)]
+        stack.push_async_callback(_drain, tasks, hurry)
+        notifier.ready(f"serving {len(node.runs())} runs")
+        log.info("daemon_ready", daemon=config.daemon.name, store=str(store.path), backend=node.backend.name)
+        await stop.wait()
+        notifier.stopping()
+        log.info("daemon_stopping", daemon=config.daemon.name)
+    log.info("daemon_stopped", daemon=config.daemon.name)
+    return 0
+
+
+async def _listen(stack: AsyncExitStack, node: Node) -> None:
+    """Bind every face of the daemon; each is closed when the stack is."""
+    config = node.config
+    local = LocalServer(node.store, node, node.fleet, node.announcements, node.limits)
+    runner = await _start(stack, local.app())
+    await web.SockSite(runner, bind_unix_socket(config.daemon.socket)).start()
+    stack.callback(config.daemon.socket.unlink, missing_ok=True)
+    if config.relay is not None:
+        relay = RelayServer(
+            node.store,
+            daemon=config.daemon.name,
+            boot=node.boot,
+            token=config.relay.token_file.read,
+            announcements=node.announcements,
+            on_report=node.on_report,
+            limits=node.limits,
+        )
+        await _bind(await _start(stack, relay.app()), config.relay.listen.host, config.relay.listen.port, "relay")
+    if config.metrics is not None:
+        app = health_app(node.metrics, reasons=node.reasons, status=node.status)
+        await _bind(await _start(stack, app), config.metrics.listen.host, config.metrics.listen.port, "metrics")
+
+
+async def _start(stack: AsyncExitStack, app: web.Application) -> web.AppRunner:
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=2.0)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    return runner
+
+
+async def _bind(runner: web.AppRunner, host: str, port: int, section: str) -> None:
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        raise ConfigError(
+            f"[{section}] listen = '{host}:{port}'",
+            expected="an address that this host can listen on",
+            found=error.strerror or str(error),
+        ) from None
+
+
+Part = Callable[[], Awaitable[None]]
+
+
+def _parts(node: Node) -> Iterator[tuple[str, Part]]:
+    """What runs for as long as the daemon does."""
+    for config in node.config.watches:
+        yield f"watch {config.run}", lambda config=config: watch(node, config)  # type: ignore[misc]
+    for puller in node.pullers:
+        yield f"pull {puller.view().url}", puller.run
+    yield "chores", lambda: _chores(node)
+
+
+async def _supervise(name: str, part: Part) -> None:
+    while True:
+        try:
+            await part()
+        except Exception:
+            log.exception("part_failed", part=name)
+        await asyncio.sleep(RESTART_SECONDS)
+
+
+async def _chores(node: Node) -> None:
+    """What is done now and then: metrics, exports that nobody needs, mirrors that fell behind."""
+    while True:
+        await node.do_chores()
+        await asyncio.sleep(CHORE_SECONDS)
+
+
+async def _drain(tasks: list[asyncio.Task[None]], hurry: asyncio.Event) -> None:
+    """Stop all parts. A publish that a worker thread is in the middle of may end, unless told to hurry."""
+    for task in tasks:
+        task.cancel()
+    hurried = asyncio.create_task(hurry.wait())
+    stopped = asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.wait({hurried, stopped}, timeout=DRAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()

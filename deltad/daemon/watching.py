@@ -1,0 +1,53 @@
+"""Feeding a run from a watched directory. A lost event only delays; a bad checkpoint only costs itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from deltad.config import WatchConfig
+from deltad.daemon.node import Node
+from deltad.errors import CheckpointError, ConflictError, DeltadError
+from deltad.watch.watcher import Candidate, DirectoryWatcher
+
+log = structlog.get_logger()
+
+FIRST_RETRY = 1.0
+LAST_RETRY = 30.0
+
+
+async def watch(node: Node, config: WatchConfig) -> None:
+    """Publish every settled checkpoint of one watched directory, in order, for as long as it is awaited."""
+    latest = node.versions_of(config.run).records.latest()
+    after = None if latest is None else latest.version.number
+    watcher = DirectoryWatcher(
+        config.directory, config.pattern, quiet=config.quiet, rescan=config.rescan, after=after
+    )
+    async for candidate in watcher:
+        await _publish(node, config, candidate)
+
+
+async def _publish(node: Node, config: WatchConfig, candidate: Candidate) -> None:
+    part = f"watch {config.run}"
+    delay = FIRST_RETRY
+    while True:
+        try:
+            await node.publish_checkpoint(
+                config.run,
+                candidate.directory,
+                candidate.number,
+                new_epoch=config.on_conflict == "new_epoch",
+                settle=candidate.settle,
+            )
+            node.unwell.pop(part, None)
+            return
+        except DeltadError as error:
+            node.metrics.checkpoint_refused(config.run, error)
+            log.warning("checkpoint_refused", run=config.run, number=candidate.number, error=str(error))
+            if isinstance(error, CheckpointError | ConflictError):
+                # Nothing but another checkpoint can help; the watcher brings that one if it comes.
+                return
+            node.unwell[part] = str(error)
+        await asyncio.sleep(delay)
+        delay = min(2 * delay, LAST_RETRY)

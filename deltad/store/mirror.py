@@ -1,0 +1,187 @@
+"""The mirror: the daemon's own full copy of a variant, as a base generation plus the durable deltas since.
+
+A generation is a loadable checkpoint directory, built aside and renamed into place, never written
+again. The mirror advances lazily, off the path of any commit: scattered changes touch every page, so
+rewriting it per version would rewrite the model per version. Exports are built the same way, straight
+into the directory that an engine is handed.
+
+Killed while building: a `.partial` directory is left, and removed by the next build of that name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from deltad.checkpoint.aligned import Aligned
+from deltad.checkpoint.directory import open_checkpoint
+from deltad.checkpoint.writer import CheckpointWriter
+from deltad.delta.backend import Backend
+from deltad.delta.codec import Weights, apply_patch, read_patches, sum_weights
+from deltad.delta.digest import U64, root_of
+from deltad.delta.layout import Layout, decode_layout
+from deltad.delta.manifest import ChunkRef, Manifest, decode_page
+from deltad.delta.record import VersionRecord
+from deltad.errors import IntegrityError
+from deltad.store.disk import make_directory, store_error, sync_directory
+from deltad.store.path import Path as EdgePath
+from deltad.store.path import find_path
+from deltad.store.runs import RunStore
+from deltad.store.store import Store
+from deltad.types import Digest, Variant, Version
+
+_GENERATION = re.compile(r"e([0-9]{6,})-v([0-9]{6,})", re.ASCII)
+_WINDOW_BYTES = 8 << 20
+
+
+class Mirror:
+    """One variant of one run in one store. Methods block, and may be called from any thread."""
+
+    def __init__(self, store: Store, run: RunStore, variant: Variant, backend: Backend) -> None:
+        self._store = store
+        self._run = run
+        self._variant = variant
+        self._backend = backend
+        self._directory = run.directory / "mirror" / variant
+        self._lock = threading.Lock()
+
+    def generations(self) -> dict[Version, Path]:
+        """The complete generations on disk."""
+        if not self._directory.is_dir():
+            return {}
+        found = {}
+        for path in self._directory.iterdir():
+            if match := _GENERATION.fullmatch(path.name):
+                found[Version(int(match[1]), int(match[2]))] = path
+        return found
+
+    def tail(self, record: VersionRecord) -> int:
+        """How many edges lie between the nearest generation (or anchor) and `record`."""
+        return len(self._path(record).hops)
+
+    def advance(self, record: VersionRecord) -> Path:
+        """Make `record`'s version the base generation and drop the older ones; returns its directory."""
+        with self._lock:
+            version = record.version
+            directory = self._directory / f"e{version.epoch:06d}-v{version.number:06d}"
+            older = [path for known, path in self.generations().items() if known != version]
+            if not directory.exists():
+                self._build(record, directory)
+            for path in older:
+                shutil.rmtree(path, ignore_errors=True)
+            return directory
+
+    def export(self, record: VersionRecord, directory: Path) -> Digest:
+        """Write a version as a loadable checkpoint at `directory`, which must not exist; returns its root.
+
+        Everything written is read back and summed first. Raises IntegrityError if it is not the
+        version's, and then `directory` does not exist.
+        """
+        with self._lock:
+            return self._build(record, directory)
+
+    def verify(self, record: VersionRecord, scratch: Path) -> tuple[Digest, list[str]]:
+        """Rebuild a version from what is stored, in `scratch`, which is removed again.
+
+        Returns the root that came out and the tensors whose sums are not the published ones. Raises
+        IntegrityError that names the file if a stored object is damaged.
+        """
+        layout = self.layout(record)
+        shutil.rmtree(scratch, ignore_errors=True)
+        with self._lock, CheckpointWriter(scratch, layout) as writer:
+            self._write_weights(self._path(record), layout, writer)
+            return self._compare(record, layout, writer)
+
+    def sums(self, record: VersionRecord) -> U64:
+        """The published element sums of a version, shape [tensors, 2]."""
+        variant = record.variant(self._variant)
+        return self._run.read_manifest(variant.edges[0]).tensor_sums(self.layout(record))
+
+    def layout(self, record: VersionRecord) -> Layout:
+        """The layout of a version."""
+        data = self._store.read(Digest(record.variant(self._variant).layout))
+        return decode_layout(data, limits=self._store.limits)
+
+    def _path(self, record: VersionRecord) -> EdgePath:
+        return find_path(record, self._variant, held=self.generations(), record=self._run.record)
+
+    def _build(self, record: VersionRecord, directory: Path) -> Digest:
+        path = self._path(record)
+        try:
+            return self._build_along(path, record, directory)
+        except IntegrityError:
+            if path.start is None:
+                raise
+            # The generation that it started from is damaged. The deltas and the anchor are still
+            # checked byte by byte, so build from those, and let go of the generation.
+            shutil.rmtree(self.generations()[path.start], ignore_errors=True)
+            return self._build_along(self._path(record), record, directory)
+
+    def _build_along(self, path: EdgePath, record: VersionRecord, directory: Path) -> Digest:
+        layout = self.layout(record)
+        partial = directory.with_name(directory.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        make_directory(partial.parent)
+        with CheckpointWriter(partial, layout) as writer:
+            self._write_weights(path, layout, writer)
+            root, wrong = self._compare(record, layout, writer)
+            if wrong:
+                raise IntegrityError(
+                    f"{record.id} variant {self._variant}, rebuilt from the store",
+                    expected=f"root {record.variant(self._variant).root.hex()}",
+                    found=f"other weights in {len(wrong)} tensors, the first {wrong[0]!r}",
+                    hint="`deltad verify` names all of them",
+                )
+            for file in layout.files:
+                writer.write_file(file.name, self._store.read(Digest(file.digest)))
+            writer.finish()
+        try:
+            os.rename(partial, directory)
+            sync_directory(directory.parent)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise store_error(error, directory, layout.weight_bytes) from error
+        return root
+
+    def _write_weights(self, path: EdgePath, layout: Layout, writer: CheckpointWriter) -> None:
+        if path.start is not None:
+            with open_checkpoint(self.generations()[path.start]) as base:
+                _copy(layout, Aligned(layout, base), writer)
+        for hop in path.hops:
+            self._apply(self._run.read_manifest(hop.edge), layout, writer)
+
+    def _apply(self, manifest: Manifest, layout: Layout, writer: CheckpointWriter) -> None:
+        # The sums are not followed here: everything is summed anew once all is written.
+        unused = np.zeros((len(layout.tensors), 2), np.uint64)
+        for chunk in self._chunks(manifest, layout):
+            data = self._store.read(Digest(chunk.digest))
+            for patch in read_patches(data, layout, self._backend, limits=self._store.limits):
+                spec = layout.tensors[patch.tensor]
+                apply_patch(patch, writer.lanes(patch.tensor, 0, spec.lanes), spec, unused, self._backend)
+
+    def _chunks(self, manifest: Manifest, layout: Layout) -> Iterator[ChunkRef]:
+        for page in manifest.pages:
+            yield from decode_page(self._store.read(Digest(page.digest)), page, layout, limits=self._store.limits)
+
+    def _compare(self, record: VersionRecord, layout: Layout, weights: Weights) -> tuple[Digest, list[str]]:
+        """The root of `weights`, and the names of the tensors that are not the version's."""
+        found = sum_weights(layout, weights)
+        wrong = np.flatnonzero((found != self.sums(record)).any(axis=1))
+        return root_of(layout, found), [layout.tensors[i].name for i in wrong]
+
+
+def _copy(layout: Layout, base: Weights, writer: CheckpointWriter) -> None:
+    """Copy all weights, window by window."""
+    for i, spec in enumerate(layout.tensors):
+        step = _WINDOW_BYTES // spec.type.lane_bytes
+        for start in range(0, spec.lanes, step):
+            count = min(step, spec.lanes - start)
+            writer.lanes(i, start, count)[:] = base.lanes(i, start, count)
+            base.release(i, start, count)
+            writer.release(i, start, count)

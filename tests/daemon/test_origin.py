@@ -1,0 +1,255 @@
+"""Publishing from a checkpoint directory: what becomes durable, when the baseline moves, what is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deltad.daemon.origin import Origin
+from deltad.delta.backend import choose
+from deltad.delta.codec import sum_weights
+from deltad.delta.digest import root_of
+from deltad.delta.layout import Layout, TensorSpec
+from deltad.delta.manifest import EdgeKind
+from deltad.errors import CheckpointChangedError, CheckpointError, ConflictError
+from deltad.store.mirror import Mirror
+from deltad.store.store import Store
+from deltad.types import Variant, Version, parse_run
+from tests.kit.checkpoints import MODEL, read_checkpoint, write_checkpoint
+from tests.kit.weights import ArrayWeights
+
+RUN = parse_run("r")
+VARIANT = Variant("bf16")
+
+
+class Trainer:
+    """Writes checkpoints and publishes them into a store."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.store = Store.open(tmp_path / "store")
+        self.run = self.store.run(RUN)
+        self.origin = Origin(self.store, RUN, VARIANT, choose())
+        self.mirror = Mirror(self.store, self.run, VARIANT, choose())
+        self.checkpoints = tmp_path / "checkpoints"
+        self.exports = tmp_path / "exports"
+        self.weights = ArrayWeights.random(MODEL)
+
+    def write(self, number: int, weights: ArrayWeights | None = None) -> Path:
+        directory = self.checkpoints / f"step_{number:06d}"
+        shutil.rmtree(directory, ignore_errors=True)
+        return write_checkpoint(directory, weights or self.weights)
+
+    def step(self, number: int, density: float = 0.01) -> Version:
+        if number:
+            self.weights = self.weights.changed(density, seed=number)
+        return self.origin.publish(self.write(number), number).record.version
+
+    def kind(self, number: int, epoch: int = 1) -> EdgeKind:
+        return self.run.record(Version(epoch, number)).variants[0].edges[0].kind
+
+    def export(self, version: Version) -> ArrayWeights:
+        directory = self.exports / str(version)
+        self.mirror.export(self.run.record(version), directory)
+        return read_checkpoint(directory)
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Trainer:
+    return Trainer(tmp_path)
+
+
+def test_the_first_version_is_an_anchor_and_the_next_are_deltas(trainer: Trainer) -> None:
+    for number in range(4):
+        trainer.step(number)
+    assert [trainer.kind(number) for number in range(4)] == [EdgeKind.ANCHOR] + [EdgeKind.DELTA] * 3
+    assert trainer.export(Version(1, 3)).equals(trainer.weights)
+
+
+def test_every_version_can_be_rebuilt_bit_for_bit(trainer: Trainer) -> None:
+    published = {}
+    for number in (0, 3, 4, 10):
+        version = trainer.step(number, density=0.05 * number + 0.001)
+        published[version] = trainer.weights
+    for version, weights in published.items():
+        assert trainer.export(version).equals(weights)
+        assert trainer.run.record(version).variants[0].root == root_of(MODEL, sum_weights(MODEL, weights))
+
+
+def test_the_same_bytes_under_the_same_number_are_published_once(trainer: Trainer) -> None:
+    trainer.step(0)
+    again = trainer.origin.publish(trainer.write(0), 0)
+    assert again.already
+    assert len(trainer.run.records()) == 1
+
+
+def test_other_bytes_under_a_published_number_are_refused_and_change_nothing(trainer: Trainer) -> None:
+    trainer.step(0)
+    trainer.step(1)
+    with pytest.raises(ConflictError, match="as published for r/v000001"):
+        trainer.origin.publish(trainer.write(1, trainer.weights.changed(0.1, seed=99)), 1)
+    assert trainer.run.latest().version == Version(1, 1)
+
+
+def test_a_number_below_the_newest_is_refused_until_a_new_epoch_is_opened(trainer: Trainer) -> None:
+    trainer.step(0)
+    trainer.step(5)
+    resumed = trainer.weights.changed(0.02, seed=77)
+    with pytest.raises(ConflictError, match="new epoch"):
+        trainer.origin.publish(trainer.write(3, resumed), 3)
+    record = trainer.origin.publish(trainer.write(3, resumed), 3, new_epoch=True).record
+    assert record.version == Version(2, 3)
+    assert record.parent == Version(1, 5)
+    assert trainer.export(Version(2, 3)).equals(resumed)
+
+
+def test_unchanged_weights_give_an_empty_delta(trainer: Trainer) -> None:
+    trainer.step(0)
+    record = trainer.origin.publish(trainer.write(1), 1).record
+    manifest = trainer.run.read_manifest(record.variants[0].edges[0])
+    assert (manifest.changed, manifest.pages, manifest.chunk_bytes) == (0, (), 0)
+    assert trainer.export(Version(1, 1)).equals(trainer.weights)
+
+
+def test_changing_nearly_everything_gives_an_anchor_and_says_why(trainer: Trainer) -> None:
+    trainer.step(0)
+    record = trainer.origin.publish(trainer.write(1, ArrayWeights.random(MODEL, seed=5)), 1).record
+    assert trainer.kind(1) is EdgeKind.ANCHOR
+    assert "break-even" in trainer.run.read_manifest(record.variants[0].edges[0]).reason
+
+
+def test_a_tensor_that_is_added_gives_an_anchor_and_says_which(trainer: Trainer) -> None:
+    trainer.step(0)
+    wider = Layout(0, (*MODEL.tensors, TensorSpec("value_head", "BF16", (3,))), MODEL.files)
+    weights = ArrayWeights([*trainer.weights.arrays, np.zeros(3, np.uint16)])
+    record = trainer.origin.publish(write_checkpoint(trainer.checkpoints / "wider", weights, layout=wider), 1).record
+    assert trainer.kind(1) is EdgeKind.ANCHOR
+    assert "value_head" in trainer.run.read_manifest(record.variants[0].edges[0]).reason
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(trainer: Trainer) -> None:
+    trainer.step(0)
+    other = Layout(0, (TensorSpec("transformer.h.0.attn", "BF16", (8, 8)),), MODEL.files)
+    directory = write_checkpoint(trainer.checkpoints / "other", ArrayWeights.random(other), layout=other)
+    with pytest.raises(CheckpointError, match="another one"):
+        trainer.origin.publish(directory, 1)
+    assert trainer.run.latest().version == Version(1, 0)
+
+
+def test_how_a_trainer_cuts_its_files_does_not_matter(trainer: Trainer) -> None:
+    trainer.step(0)
+    cut = write_checkpoint(trainer.checkpoints / "cut", trainer.weights, shard_bytes=1500)
+    assert len(list(cut.glob("*.safetensors"))) > 2
+    record = trainer.origin.publish(cut, 1).record
+    assert trainer.run.read_manifest(record.variants[0].edges[0]).changed == 0
+
+
+def test_the_baseline_outlives_a_checkpoint_that_the_trainer_prunes(trainer: Trainer) -> None:
+    trainer.step(0)
+    shutil.rmtree(trainer.checkpoints)
+    trainer.step(1)
+    assert trainer.kind(1) is EdgeKind.DELTA
+    assert trainer.export(Version(1, 1)).equals(trainer.weights)
+    assert trainer.mirror.generations() == {}, "the kept files were enough"
+
+
+def test_a_baseline_that_was_overwritten_in_place_is_rebuilt_from_the_store(trainer: Trainer) -> None:
+    trainer.step(0)
+    (kept,) = (trainer.checkpoints / "step_000000").glob("*.safetensors")
+    status = kept.stat()
+    with kept.open("r+b") as file:
+        file.seek(-10, 2)
+        file.write(b"\x55\x55")
+    os.utime(kept, ns=(status.st_atime_ns, status.st_mtime_ns))  # as an unlucky copy would leave it
+    trainer.step(1)
+    assert trainer.kind(1) is EdgeKind.DELTA
+    assert trainer.export(Version(1, 1)).equals(trainer.weights)
+    assert list(trainer.mirror.generations()) == [Version(1, 0)]
+
+
+def test_a_lost_baseline_is_rebuilt_from_the_store(trainer: Trainer) -> None:
+    trainer.step(0)
+    shutil.rmtree(trainer.run.directory / "baseline")
+    trainer.step(1)
+    assert trainer.export(Version(1, 1)).equals(trainer.weights)
+
+
+def test_a_checkpoint_that_changes_while_it_is_read_is_not_published(trainer: Trainer) -> None:
+    trainer.step(0)
+    directory = trainer.write(1, trainer.weights.changed(0.1, seed=3))
+
+    class Meddler:
+        """A store that lets the trainer overwrite its checkpoint in the middle of a publish."""
+
+        def __init__(self, store: Store) -> None:
+            self._store = store
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._store, name)
+
+        def put(self, data: bytes) -> object:
+            (weights,) = directory.glob("*.safetensors")
+            weights.write_bytes(weights.read_bytes())
+            return self._store.put(data)
+
+    origin = Origin(Meddler(trainer.store), RUN, VARIANT, choose())  # type: ignore[arg-type]
+    with pytest.raises(CheckpointChangedError):
+        origin.publish(directory, 1)
+    assert trainer.run.latest().version == Version(1, 0)
+    trainer.step(1)
+    assert trainer.export(Version(1, 1)).equals(trainer.weights)
+
+
+def test_fp32_checkpoints_are_published_as_bf16_where_that_is_asked_for(tmp_path: Path) -> None:
+    layout = Layout(0, (TensorSpec("w", "F32", (50, 4)), TensorSpec("steps", "I64", (1,))))
+    store = Store.open(tmp_path / "store")
+    origin = Origin(store, RUN, VARIANT, choose(), publish_as="bf16")
+    first = ArrayWeights([np.linspace(-1, 1, 200, dtype=np.float32).view(np.uint32), np.array([7], np.uint64)])
+    second = first.copy()
+    second.arrays[0][:3] += 1  # below half a bf16 step: invisible after rounding
+    second.arrays[0][50:53] += 1 << 16  # a whole bf16 step
+    for number, weights in enumerate((first, second)):
+        origin.publish(write_checkpoint(tmp_path / f"step_{number}", weights, layout=layout), number)
+    manifest = store.run(RUN).read_manifest(store.run(RUN).latest().variants[0].edges[0])
+    assert (manifest.kind, manifest.changed) == (EdgeKind.DELTA, 3)
+
+
+def test_the_mirror_advances_without_changing_any_version(trainer: Trainer) -> None:
+    published = {}
+    for number in range(5):
+        version = trainer.step(number)
+        published[version] = trainer.weights
+        if number in (1, 3):
+            trainer.mirror.advance(trainer.run.latest())
+    assert list(trainer.mirror.generations()) == [Version(1, 3)]
+    assert trainer.mirror.tail(trainer.run.latest()) == 1
+    for version, weights in published.items():
+        assert trainer.export(version).equals(weights)
+
+
+def test_a_damaged_generation_is_let_go_and_the_version_rebuilt_from_its_edges(trainer: Trainer) -> None:
+    trainer.step(0)
+    generation = trainer.mirror.advance(trainer.run.latest())
+    trainer.step(1)
+    (file,) = generation.glob("*.safetensors")
+    with file.open("r+b") as handle:
+        handle.seek(-7, 2)
+        handle.write(b"\xaa")
+    assert trainer.export(Version(1, 1)).equals(trainer.weights)
+    assert trainer.mirror.generations() == {}
+
+
+def test_an_export_that_an_engine_has_mapped_stays_the_same_while_ten_versions_pass(trainer: Trainer) -> None:
+    trainer.step(0)
+    directory = trainer.exports / "live"
+    trainer.mirror.export(trainer.run.latest(), directory)
+    (file,) = directory.glob("*.safetensors")
+    mapped = np.memmap(file, np.uint8, "r")
+    before = bytes(mapped)
+    for number in range(1, 11):
+        trainer.step(number)
+        trainer.mirror.advance(trainer.run.latest())
+    assert bytes(mapped) == before

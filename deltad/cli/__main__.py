@@ -1,0 +1,7 @@
+"""`python -m deltad.cli`: the same as the `deltad` command."""
+
+from __future__ import annotations
+
+from deltad.cli.main import main
+
+main()

@@ -1,0 +1,86 @@
+"""`deltad config check|show`: what a configuration file means, without starting anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from deltad.cli.connect import help_if_alone, json_option
+from deltad.cli.output import Facts, Line, count, show, show_json
+
+_FILE = click.argument("file", type=click.Path(path_type=Path))
+
+
+@click.group(invoke_without_command=True, short_help="Check or show a configuration file.")
+@click.pass_context
+def config(context: click.Context) -> int | None:
+    """Check a configuration file, or show it with all defaults filled in.
+
+    \b
+    Example:
+      deltad config check /etc/deltad/deltad.toml
+    """
+    return help_if_alone(context)
+
+
+@config.command(short_help="Say whether a file can be used.")
+@_FILE
+@json_option
+def check(file: Path, as_json: bool) -> None:
+    """Say whether FILE can be used: keys, units, runs and token files. Binds and creates nothing.
+
+    \b
+    Example:
+      deltad config check /etc/deltad/deltad.toml
+    """
+    from deltad.config import load_config
+
+    loaded = load_config(file)
+    if as_json:
+        show_json({"file": str(loaded.path), "valid": True, "daemon": loaded.daemon.name})
+        return
+    has = (
+        count(len(loaded.runs), "run"),
+        count(len(loaded.watches), "watched directory", "watched directories"),
+        count(len(loaded.upstreams), "upstream"),
+    )
+    listens = [
+        f"{name} on {part.listen}" for name, part in (("relay", loaded.relay), ("metrics", loaded.metrics)) if part
+    ]
+    show(
+        [
+            Line(f"{loaded.path} can be used"),
+            Facts(
+                "",
+                [
+                    ("daemon", loaded.daemon.name),
+                    ("store", str(loaded.daemon.store)),
+                    ("socket", str(loaded.daemon.socket)),
+                    ("serves", ", ".join(listens) or "its own host only"),
+                    ("has", ", ".join(has)),
+                ],
+            ),
+        ]
+    )
+
+
+@config.command(name="show", short_help="Print a file with every default filled in.")
+@_FILE
+@json_option
+def show_config(file: Path, as_json: bool) -> None:
+    """Print FILE with every default filled in, as TOML that loads to the same configuration.
+
+    Token files are named; tokens are never shown.
+
+    \b
+    Example:
+      deltad config show /etc/deltad/deltad.toml
+    """
+    from deltad.config import dump, load_config, to_toml
+
+    loaded = load_config(file)
+    if as_json:
+        show_json(dump(loaded))
+    else:
+        click.echo(to_toml(loaded), nl=False)

@@ -1,0 +1,175 @@
+"""Which daemon, run and version a command means.
+
+The options that all commands share, and the only place where a client is opened. The daemon is found
+by `--socket`, else by `--config`, else by DELTAD_SOCKET, else at the default path.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from deltad.errors import DeltadError, NotFoundError, UsageError
+from deltad.types import RunId, Version, VersionId, parse_run, parse_version
+
+if TYPE_CHECKING:
+    from deltad.client.client import Client
+    from deltad.client.messages import VersionInfo
+
+DEFAULT_SOCKET = Path("/run/deltad/deltad.sock")
+
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)(ms|s|m|h)?", re.ASCII)
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+Command = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """A daemon by its socket. `named` tells that the caller pointed at it, not that a default did."""
+
+    socket: Path
+    named: bool
+
+    def client(self) -> Client:
+        """A client of it. Nothing is sent yet."""
+        from deltad.client.client import Client
+
+        return Client(self.socket)
+
+
+def find_daemon(socket: Path | None, config: Path | None) -> Daemon:
+    """The daemon that the options mean. Raises ConfigError if the configuration cannot be used."""
+    if socket is not None:
+        return Daemon(socket, named=True)
+    if config is not None:
+        from deltad.config import load_config
+
+        return Daemon(load_config(config).daemon.socket, named=True)
+    return Daemon(Path(os.environ.get("DELTAD_SOCKET") or DEFAULT_SOCKET), named=False)
+
+
+def daemon_options(command: Command) -> Command:
+    """Adds `--socket` and `--config`; the command takes a `daemon`."""
+
+    @click.option("--socket", type=_PATH, metavar="PATH", help="The daemon's Unix socket.")
+    @click.option("--config", type=_PATH, metavar="FILE", help="Find the daemon by its configuration.")
+    @functools.wraps(command)
+    def wrapped(*, socket: Path | None, config: Path | None, **rest: Any) -> Any:
+        return command(daemon=find_daemon(socket, config), **rest)
+
+    return wrapped
+
+
+def json_option(command: Command) -> Command:
+    """Adds `--json`; the command takes `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON; errors too.")(command)
+
+
+def help_if_alone(context: click.Context) -> int | None:
+    """For a group that was called without a command: its help on standard error, and the exit code of misuse."""
+    if context.invoked_subcommand is not None:
+        return None
+    click.echo(context.get_help(), err=True)
+    return UsageError.exit_code
+
+
+def run_option(command: Command) -> Command:
+    """Adds `--run`; the command takes `run`."""
+    return click.option("--run", type=parse_run, metavar="RUN", help="The run; needed where the daemon has several.")(
+        command
+    )
+
+
+def publish_as_option(command: Command) -> Command:
+    """Adds `--publish-as`; the command takes `publish_as`."""
+    return click.option(
+        "--publish-as",
+        type=click.Choice(["source", "bf16"]),
+        default="source",
+        show_default=True,
+        help="Read the checkpoint as a watch with this `publish_as` would.",
+    )(command)
+
+
+def parse_wait(text: str) -> float:
+    """Seconds from `500ms`, `60s`, `5m`, `1h` or a bare number of seconds. Raises UsageError."""
+    match = _DURATION.fullmatch(text)
+    if not match:
+        raise UsageError(f"duration {text[:80]!r}", expected="a form like 500ms, 60s, 5m or 1h")
+    return float(match[1]) * _SECONDS[match[2] or "s"]
+
+
+_PATH = click.Path(path_type=Path)
+
+
+def the_run(client: Client, run: RunId | None) -> RunId:
+    """The run that was named, or the daemon's only one. Raises NotFoundError or UsageError."""
+    if run is not None:
+        return run
+    view = client.status()
+    runs = sorted(view.region.runs)
+    if not runs:
+        raise NotFoundError(f"daemon {view.daemon}", expected="a run", found="none yet")
+    if len(runs) > 1:
+        raise UsageError(
+            f"daemon {view.daemon}", expected="one run", found=", ".join(runs), hint="say which one you mean"
+        )
+    return parse_run(runs[0])
+
+
+@dataclass(frozen=True, slots=True)
+class VersionName:
+    """A version as it was typed: `RUN/v000012`, `v000012`, `12`, `RUN/latest` or `latest`."""
+
+    run: RunId | None
+    version: Version | None
+    """None for `latest`."""
+
+    def find(self, client: Client) -> VersionInfo:
+        """The version as the daemon holds it. Raises NotFoundError or UsageError."""
+        run = the_run(client, self.run)
+        if self.version is not None:
+            return client.version(run, self.version)
+        versions = client.versions(run)
+        if not versions:
+            raise NotFoundError(f"run {run}", expected="a version", found="none yet")
+        return versions[-1]
+
+
+def parse_version_name(text: str) -> VersionName:
+    """Raises UsageError."""
+    run, slash, version = text.rpartition("/")
+    return VersionName(parse_run(run) if slash else None, None if version == "latest" else parse_version(version))
+
+
+def path_or_version(text: str) -> Path | VersionName:
+    """What is on disk is a path; what is not must be a version's name. Raises NotFoundError."""
+    path = Path(text)
+    if path.exists():
+        return path
+    try:
+        return parse_version_name(text)
+    except DeltadError:
+        raise NotFoundError(
+            text, expected="a file, a directory or a version such as policy/v000012", found="none of them"
+        ) from None
+
+
+def existing(path: Path) -> Path:
+    """The path, if there is something. Raises NotFoundError."""
+    if not path.exists():
+        raise NotFoundError(f"{path}", expected="a file or directory", found="nothing of that name")
+    return path
+
+
+def version_id(info: VersionInfo) -> VersionId:
+    """The parsed name of a version that a daemon told about. Raises UsageError."""
+    return VersionId(parse_run(info.run), parse_version(info.version))

@@ -1,0 +1,187 @@
+"""A daemon's status in words: itself, its versions, the regions, their replicas, the upstreams. Pure.
+
+A replica counts as live only where its own weights were read back and their root is the published one;
+what a region that fell silent said last has aged to unknown before it comes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from deltad.cli.output import (
+    Block,
+    Cell,
+    Facts,
+    Table,
+    Tone,
+    columns,
+    duration,
+    percent,
+    percent_of,
+    rate,
+    short,
+    size,
+    when,
+)
+from deltad.cli.versions import stages
+from deltad.client.messages import RegionReport, RegionView, ReplicaReport, ReplicaState, StatusView, UpstreamView
+from deltad.local.fleet import PROVEN
+
+_VERSIONS = 5
+
+Roots = dict[tuple[str, str, str], str]
+"""(run, variant, version) → published root."""
+
+_TONES = {
+    ReplicaState.VERIFIED: Tone.GOOD,
+    ReplicaState.ROLLED_BACK: Tone.BAD,
+    ReplicaState.FENCED: Tone.BAD,
+    ReplicaState.UNKNOWN: Tone.WARN,
+}
+
+
+def status_blocks(view: StatusView) -> list[Block]:
+    """Everything that `deltad status` shows."""
+    regions = [RegionView(view.region, 0.0, True), *view.regions]
+    return [
+        _daemon(view),
+        _versions(view.region),
+        _regions(regions),
+        _replicas(regions, published_roots(regions)),
+        _upstreams(view.upstreams),
+    ]
+
+
+def without_clocks(view: StatusView) -> StatusView:
+    """The view with everything taken out that changes while nothing happens: two equal ones tell the same."""
+    return msgspec.structs.replace(
+        view,
+        uptime=0.0,
+        store_bytes=0,
+        free_bytes=0,
+        region=msgspec.structs.replace(view.region, sequence=0),
+        upstreams=tuple(msgspec.structs.replace(u, rtt=0.0, rate=0.0, bytes_received=0) for u in view.upstreams),
+        regions=tuple(RegionView(msgspec.structs.replace(r.report, sequence=0), 0.0, r.fresh) for r in view.regions),
+    )
+
+
+def published_roots(regions: list[RegionView]) -> Roots:
+    """What each version's weights must be, as far as anyone here tells. The first to tell is believed."""
+    roots: Roots = {}
+    for region in regions:
+        for run in region.report.runs.values():
+            for info in run.versions:
+                roots.setdefault((info.run, info.variant, info.version), info.root)
+    return roots
+
+
+def _daemon(view: StatusView) -> Facts:
+    ready = (
+        Cell("yes", Tone.GOOD) if view.ready else Cell(f"no: {'; '.join(view.reasons) or 'no reason given'}", Tone.BAD)
+    )
+    return Facts(
+        "",
+        [
+            ("daemon", f"{view.daemon}, deltad {view.version}, up {duration(view.uptime)}"),
+            ("ready", ready),
+            ("store", f"{view.store}, {size(view.store_bytes)} held, {size(view.free_bytes)} free"),
+            ("backend", view.backend),
+        ],
+    )
+
+
+def _versions(region: RegionReport) -> Table:
+    rows: list[tuple[Cell | str, ...]] = []
+    for name, run in sorted(region.runs.items()):
+        for info in run.versions[::-1][:_VERSIONS]:
+            latest = info.version == run.latest
+            rows.append(
+                (
+                    name,
+                    Cell(info.version + (" (latest)" if latest else ""), Tone.PLAIN if latest else Tone.DIM),
+                    when(info.created),
+                    info.kind,
+                    percent(info.density),
+                    size(info.delta_bytes),
+                    percent_of(info.delta_bytes, info.full_bytes),
+                    stages(info.seconds) or "–",
+                )
+            )
+    heads = columns("run", "version", "published", "kind", ">changed", ">bytes", ">of full", "took")
+    return Table("versions", heads, rows, empty="none yet")
+
+
+def _regions(regions: list[RegionView]) -> Table:
+    rows: list[tuple[Cell | str, ...]] = []
+    for place, region in enumerate(regions):
+        report = region.report
+        heard = Cell("here", Tone.DIM) if not place else _age(region)
+        if not report.runs:
+            rows.append((report.daemon, "–", "–", "–", "–", heard))
+        for name, run in sorted(report.runs.items()):
+            proven = sum(replica.state in PROVEN and bool(replica.root) for replica in run.replicas)
+            verified = f"{proven} of {len(run.replicas)}" if run.replicas else "–"
+            rows.append((report.daemon, name, run.latest or "–", run.activity or "idle", verified, heard))
+    return Table("regions", columns("region", "run", "latest", "doing", ">verified", ">heard"), rows)
+
+
+def _age(region: RegionView) -> Cell:
+    return Cell(f"{duration(region.age)} ago", Tone.PLAIN if region.fresh else Tone.BAD)
+
+
+def _replicas(regions: list[RegionView], roots: Roots) -> Table:
+    rows = [
+        (
+            region.report.daemon,
+            replica.replica,
+            name,
+            Cell(replica.state, _TONES.get(replica.state, Tone.PLAIN)),
+            replica.version or "–",
+            _root(replica, roots),
+            _staleness(replica),
+            duration(replica.seconds.pause) if replica.seconds.pause else "–",
+            Cell(replica.error, Tone.BAD),
+        )
+        for region, name, replica in _each_replica(regions)
+    ]
+    heads = columns("region", "replica", "run", "state", "serves", "root", ">behind", ">pause", "error")
+    return Table("replicas", heads, rows, empty="none registered")
+
+
+def _each_replica(regions: list[RegionView]) -> Iterator[tuple[RegionView, str, ReplicaReport]]:
+    for region in regions:
+        for name, run in sorted(region.report.runs.items()):
+            for replica in run.replicas:
+                yield region, name, replica
+
+
+def _root(replica: ReplicaReport, roots: Roots) -> Cell:
+    if not replica.root:
+        return Cell("not read back", Tone.DIM)
+    published = roots.get((replica.run, replica.variant, replica.version))
+    if published is None:
+        return Cell(f"{short(replica.root)} unknown here", Tone.WARN)
+    return Cell("match", Tone.GOOD) if published == replica.root else Cell(f"{short(replica.root)} WRONG", Tone.BAD)
+
+
+def _staleness(replica: ReplicaReport) -> Cell:
+    return Cell(str(replica.staleness), Tone.WARN if replica.staleness > 1 else Tone.PLAIN)
+
+
+def _upstreams(upstreams: tuple[UpstreamView, ...]) -> Table:
+    rows = [
+        (
+            upstream.url,
+            Cell("up", Tone.GOOD) if upstream.up else Cell("down", Tone.BAD),
+            upstream.activity or "idle",
+            duration(upstream.rtt) if upstream.rtt else "–",
+            size(upstream.bytes_received),
+            rate(upstream.rate) if upstream.rate else "–",
+            Cell(upstream.error, Tone.BAD),
+        )
+        for upstream in upstreams
+    ]
+    heads = columns("upstream", "link", "doing", ">round trip", ">received", ">rate", "error")
+    return Table("upstreams", heads, rows)

@@ -1,0 +1,119 @@
+"""`deltad publish` and `deltad pull`: bring a version into the daemon, by hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import click
+
+from deltad.cli.connect import Daemon, daemon_options, json_option, parse_wait, run_option, the_run
+from deltad.cli.output import Line, duration, show, show_json
+from deltad.cli.progress import activity
+from deltad.cli.versions import version_facts
+from deltad.errors import UnavailableError
+from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.types import RunId
+
+if TYPE_CHECKING:
+    from deltad.client.client import Client
+    from deltad.client.messages import VersionInfo
+
+
+@click.command(short_help="Publish a checkpoint directory.")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@run_option
+@click.option("--number", type=click.IntRange(min=0), help="The version's number; else the directory's name has it.")
+@click.option("--new-epoch", is_flag=True, help="Open a new epoch: from here on older writers are refused.")
+@click.option("--identity", default="", metavar="TEXT", help="Your own name for this version.")
+@daemon_options
+@json_option
+def publish(
+    *,
+    daemon: Daemon,
+    directory: Path,
+    run: RunId | None,
+    number: int | None,
+    new_epoch: bool,
+    identity: str,
+    as_json: bool,
+) -> None:
+    """Publish the complete checkpoint in DIR as the next version of a run.
+
+    Returns when the version is durable. The same bytes under the same number again are no error and
+    change nothing; other bytes are refused, unless --new-epoch opens a new epoch.
+
+    \b
+    Examples:
+      deltad publish checkpoints/step_000120
+      deltad publish out/actor --run policy --number 120 --identity after-warmup
+    """
+    from deltad.client.messages import PublishRequest
+
+    # The daemon does not share our working directory.
+    request = PublishRequest(os.path.abspath(directory), number, identity, new_epoch)
+    client = daemon.client()
+    run = the_run(client, run)
+    with activity(daemon, run, f"publishing {directory}"):
+        reply = client.publish(run, request)
+    if as_json:
+        show_json(reply)
+        return
+    name = f"{reply.version.run}/{reply.version.version}"
+    said = "was published before with the same bytes; nothing changed" if reply.already else "is published"
+    show([Line(f"{name} {said}"), version_facts(reply.version)])
+
+
+@click.command(short_help="Pull from the upstreams now.")
+@run_option
+@click.option(
+    "--wait", type=parse_wait, default="60s", show_default=True, metavar="TIME", help="How long to wait for it."
+)
+@daemon_options
+@json_option
+def pull(daemon: Daemon, run: RunId | None, wait: float, as_json: bool) -> None:
+    """Pull what the upstreams have now, instead of at the daemon's own next turn.
+
+    Returns when all that they have is durable here, and exits with 69 if that takes longer than --wait.
+
+    \b
+    Example:
+      deltad pull --run policy --wait 5m
+    """
+    from deltad.client.messages import LatestReply
+
+    client = daemon.client()
+    run = the_run(client, run)
+    with activity(daemon, run, f"pulling {run}"):
+        info = pull_all(client, run, wait)
+    if as_json:
+        show_json(LatestReply(info))
+    else:
+        show([Line(f"{info.run}/{info.version} is durable here"), version_facts(info)])
+
+
+def pull_all(
+    client: Client, run: RunId, wait: float, *, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], float] = monotonic
+) -> VersionInfo:
+    """Ask again while the daemon uses up all the time that one request may take.
+
+    Raises UnavailableError once `wait` seconds are over, or if the upstreams have no version at all.
+    """
+    ends = clock() + wait
+    while True:
+        asked = clock()
+        share = min(ends - asked, limits.long_poll_seconds)
+        info = client.pull(run, max(share, 0.0))
+        if clock() - asked < share or clock() >= ends:
+            break
+    if info is None or (wait and clock() >= ends):
+        raise UnavailableError(
+            f"run {run}",
+            expected=f"all that its upstreams have, within {duration(wait)}",
+            found="no version yet" if info is None else f"{info.version} so far",
+            hint="`deltad status` says what they do or wait for",
+        )
+    return info

@@ -1,0 +1,193 @@
+"""`deltad verify`: is this version, or this checkpoint, what was published? Compared root by root."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from deltad.cli.connect import (
+    Daemon,
+    VersionName,
+    daemon_options,
+    json_option,
+    path_or_version,
+    publish_as_option,
+    the_run,
+    version_id,
+)
+from deltad.cli.output import Facts, Line, count, show, show_json
+from deltad.cli.progress import activity, step
+from deltad.errors import IntegrityError, NotFoundError
+from deltad.types import RunId, VersionId, parse_version_id
+
+if TYPE_CHECKING:
+    from deltad.client.client import Client
+    from deltad.client.messages import VerifyReply
+    from deltad.delta.digest import U64
+    from deltad.delta.layout import Layout
+
+_NAMED = 10
+
+
+@click.command(short_help="Prove that a version or checkpoint has its root.")
+@click.argument("what", metavar="VERSION|DIR")
+@click.option("--version", "against", type=parse_version_id, metavar="RUN/V", help="The version that DIR must be.")
+@publish_as_option
+@daemon_options
+@json_option
+def verify(daemon: Daemon, what: str, against: VersionId | None, publish_as: str, as_json: bool) -> None:
+    """Prove that VERSION, or the checkpoint in DIR, has the published root.
+
+    VERSION (RUN/v000012, v000012, 12 or latest): the daemon rebuilds all weights from its store and
+    compares. DIR: the root of the checkpoint is computed here, offline. It is compared with --version
+    where that is given, else, where --socket or --config points at a daemon, with all it has published.
+    Exits with 65 and names the tensors that differ.
+
+    \b
+    Examples:
+      deltad verify policy/v000012
+      deltad verify /tmp/policy-12 --version policy/v000012
+      deltad verify checkpoints/step_000120
+    """
+    target = path_or_version(what)
+    if isinstance(target, VersionName):
+        _verify_version(daemon, target, as_json)
+    else:
+        _verify_directory(daemon, target, against, publish_as, as_json)
+
+
+def _verify_version(daemon: Daemon, name: VersionName, as_json: bool) -> None:
+    client = daemon.client()
+    wanted = version_id(name.find(client))
+    with activity(daemon, wanted.run, f"rebuilding {wanted}"):
+        reply = client.verify(wanted.run, wanted.version)
+    _conclude(str(wanted), f"{wanted}, rebuilt from the store", reply, as_json)
+
+
+def _verify_directory(
+    daemon: Daemon, directory: Path, against: VersionId | None, publish_as: str, as_json: bool
+) -> None:
+    from deltad.client.messages import VerifyReply
+
+    with step(f"reading {directory}"):
+        found = sum_checkpoint(directory, publish_as)
+    if against is None and not daemon.named:
+        if as_json:
+            show_json({"directory": str(directory), "root": found.root.hex(), "tensors": len(found.layout.tensors)})
+        else:
+            facts = [("root", found.root.hex()), ("tensors", f"{len(found.layout.tensors):,}")]
+            show([Line(f"{directory}, compared with nothing"), Facts("", facts)])
+        return
+    client = daemon.client()
+    if against is None:
+        against = _published_with(client, the_run(client, None), found.root.hex())
+    published = published_weights(client, against, found.root)
+    reply = VerifyReply(
+        version=str(against.version),
+        root=published.root.hex(),
+        found=found.root.hex(),
+        match=published.root == found.root,
+        tensors=len(published.layout.tensors),
+        wrong_tensors=tuple(differing(published, found)),
+    )
+    _conclude(str(against), str(directory), reply, as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """All weights of something, by their element sums (shape [tensors, 2])."""
+
+    layout: Layout
+    sums: U64
+    root: bytes
+
+
+def sum_checkpoint(directory: Path, publish_as: str) -> Summed:
+    """The sums of a checkpoint directory. Raises CheckpointError and its kin."""
+    from deltad.checkpoint.directory import open_checkpoint
+    from deltad.delta.codec import sum_weights
+    from deltad.delta.digest import root_of
+
+    with open_checkpoint(directory, publish_as=publish_as) as checkpoint:
+        sums = sum_weights(checkpoint.layout, checkpoint)
+        checkpoint.check_unchanged()
+        return Summed(checkpoint.layout, sums, root_of(checkpoint.layout, sums))
+
+
+def published_weights(client: Client, version: VersionId, root: bytes) -> Summed:
+    """The sums of a version, in the variant that has `root` or else its first one, as its manifest has them.
+
+    Raises NotFoundError, IntegrityError or FormatError.
+    """
+    from deltad.delta.layout import decode_layout
+    from deltad.delta.manifest import decode_manifest
+    from deltad.delta.record import decode_record
+    from deltad.types import Digest
+
+    record = decode_record(client.record_bytes(version.run, version.version))
+    variant = next((variant for variant in record.variants if variant.root == root), record.variants[0])
+    layout = decode_layout(client.object(Digest(variant.layout)))
+    for edge in variant.edges:
+        # Every edge that leads here has the same sums, but a daemon need not hold all of them.
+        try:
+            manifest = decode_manifest(client.object(Digest(edge.manifest)))
+        except NotFoundError:
+            continue
+        return Summed(layout, manifest.tensor_sums(layout), variant.root)
+    raise NotFoundError(f"{version}", expected="a manifest of one of its edges", found="none held by this daemon")
+
+
+def differing(published: Summed, found: Summed) -> list[str]:
+    """What is wrong in `found`, one text a tensor: absent, of another dtype or shape, unknown, or other bits."""
+    wrong = []
+    for name in sorted(published.layout.index.keys() | found.layout.index.keys()):
+        i, j = published.layout.index.get(name), found.layout.index.get(name)
+        if j is None:
+            wrong.append(f"{name} (missing)")
+        elif i is None:
+            wrong.append(f"{name} (not of this version)")
+        elif published.layout.tensors[i] != found.layout.tensors[j]:
+            old, new = published.layout.tensors[i], found.layout.tensors[j]
+            wrong.append(f"{name} ({new.dtype} {list(new.shape)}, not {old.dtype} {list(old.shape)})")
+        elif (published.sums[i] != found.sums[j]).any():
+            wrong.append(name)
+    return wrong
+
+
+def _published_with(client: Client, run: RunId, root: str) -> VersionId:
+    """The newest version of the run with this root. Raises IntegrityError if there is none."""
+    versions = client.versions(run)
+    for info in reversed(versions):
+        if info.root == root:
+            return version_id(info)
+    raise IntegrityError(
+        f"run {run}",
+        expected=f"a version with root {root}",
+        found=f"none among {count(len(versions), 'version')}",
+        hint="name one with --version to see which tensors differ",
+    )
+
+
+def _conclude(name: str, what: str, reply: VerifyReply, as_json: bool) -> None:
+    if as_json:
+        show_json(reply)
+    if not reply.match:
+        raise IntegrityError(
+            what,
+            expected=f"root {reply.root} of {name}",
+            found=f"{reply.found}, wrong in {_named(reply.wrong_tensors)}",
+        )
+    if not as_json:
+        facts = [("root", reply.root), ("tensors", f"{reply.tensors:,}, all as published")]
+        show([Line(f"{what}, is {name}" if what != name else what), Facts("", facts)])
+
+
+def _named(tensors: Sequence[str]) -> str:
+    if not tensors:
+        return "no tensor that can be named"
+    more = len(tensors) - _NAMED
+    return ", ".join(tensors[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,125 @@
+"""`deltad log`, and how one version is described in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from deltad.cli.connect import Daemon, daemon_options, json_option, the_run
+from deltad.cli.output import (
+    Cell,
+    Facts,
+    Table,
+    Tone,
+    columns,
+    count,
+    duration,
+    percent,
+    percent_of,
+    show,
+    show_json,
+    size,
+    when,
+)
+from deltad.types import RunId, Version, parse_run, parse_version
+
+if TYPE_CHECKING:
+    from deltad.client.messages import Seconds, VersionInfo
+
+
+@click.command(short_help="List the versions of a run, newest first.")
+@click.argument("run", metavar="[RUN]", type=parse_run, required=False)
+@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Show the newest N only.")
+@daemon_options
+@json_option
+def log(daemon: Daemon, run: RunId | None, limit: int | None, as_json: bool) -> None:
+    """List the versions of RUN, newest first.
+
+    For each: when it was published, its kind, the share of elements that changed, its bytes and their
+    share of the full weights, and who published it. Where a new epoch opens, the version it forks from
+    is named, and how many versions that leaves behind.
+
+    \b
+    Examples:
+      deltad log
+      deltad log policy -n 20 --json
+    """
+    from deltad.client.messages import VersionsReply
+
+    client = daemon.client()
+    run = the_run(client, run)
+    versions = client.versions(run)
+    newest_first = tuple(reversed(versions))[:limit]
+    if as_json:
+        show_json(VersionsReply(newest_first))
+    else:
+        show([log_table(run, newest_first, forks(versions))])
+
+
+def log_table(run: str, newest_first: Sequence[VersionInfo], forked: dict[str, str]) -> Table:
+    """The log as a table; `forked` has a note for each version that opens an epoch."""
+    rows: list[tuple[Cell | str, ...]] = []
+    for info in newest_first:
+        fork = forked.get(info.version, "")
+        note = "; ".join(filter(None, (fork, info.reason, f"identity {info.identity}" if info.identity else "")))
+        rows.append(
+            (
+                info.version,
+                when(info.created),
+                info.kind,
+                percent(info.density),
+                size(info.delta_bytes),
+                percent_of(info.delta_bytes, info.full_bytes),
+                info.source or "–",
+                Cell(note, Tone.WARN if fork else Tone.DIM),
+            )
+        )
+    heads = columns("version", "published", "kind", ">changed", ">bytes", ">of full", "source", "note")
+    return Table(f"run {run}", heads, rows, empty="no versions yet")
+
+
+def forks(ascending: Sequence[VersionInfo]) -> dict[str, str]:
+    """For each version that opens an epoch after another: where it forks off, and what stays behind."""
+    notes: dict[str, str] = {}
+    before: list[Version] = []
+    for info in ascending:
+        version = parse_version(info.version)
+        if before and version.epoch > before[-1].epoch:
+            # The parent may be a version of another run, which none of these is after.
+            parent = parse_version(info.parent) if info.parent and "/" not in info.parent else None
+            left = sum(parent is None or old > parent for old in before if old.epoch == before[-1].epoch)
+            notes[info.version] = f"epoch {version.epoch} opens here, from {info.parent or 'nothing'}" + (
+                f", leaving {count(left, 'version')} behind" if left else ""
+            )
+        before.append(version)
+    return notes
+
+
+def version_facts(info: VersionInfo) -> Facts:
+    """One version in words."""
+    how = f"{info.kind} on {info.parent}" if info.kind != "anchor" and info.parent else info.kind
+    rows: list[tuple[str, Cell | str]] = [
+        ("kind", f"{how} ({info.reason})" if info.reason else how),
+        ("changed", f"{info.changed:,} of {count(info.elements, 'element')}, {percent(info.density)}"),
+        (
+            "bytes",
+            f"{size(info.delta_bytes)} in {count(info.chunks, 'chunk')}, "
+            f"{percent_of(info.delta_bytes, info.full_bytes)} of the full {size(info.full_bytes)}",
+        ),
+        ("root", info.root),
+    ]
+    if info.pulled_bytes:
+        rows.append(("pulled", size(info.pulled_bytes)))
+    if info.identity:
+        rows.append(("identity", info.identity))
+    rows += [("variant", info.variant), ("source", info.source or "–"), ("published", when(info.created))]
+    took = stages(info.seconds)
+    return Facts("", [*rows, ("took", took)] if took else rows)
+
+
+def stages(seconds: Seconds) -> str:
+    """`settle 1.02 s, encode 2.31 s`: the stages that happened, in the order of the path."""
+    named = [(name, getattr(seconds, name)) for name in seconds.__struct_fields__]
+    return ", ".join(f"{name} {duration(value)}" for name, value in named if value)

@@ -1,0 +1,112 @@
+"""What `deltad status` says of a daemon, word by word."""
+
+from __future__ import annotations
+
+import msgspec
+
+from deltad.cli.output import plain
+from deltad.cli.overview import status_blocks, without_clocks
+from deltad.client.messages import ReplicaState, Seconds, StatusView, UpstreamView
+from tests.cli.views import region, replica, status, version
+
+V1 = version("v000001", kind="anchor", reason="first version", density=1.0, changed=1000, delta_bytes=200 << 20)
+V2 = version("v000002", parent="v000001")
+
+
+def line_with(text: str, word: str) -> str:
+    (line,) = (line for line in text.splitlines() if word in line)
+    return line
+
+
+def shown(view: StatusView) -> str:
+    return plain(status_blocks(view))
+
+
+def test_an_empty_daemon_says_what_it_lacks() -> None:
+    text = shown(status())
+    assert "border-a, deltad 0.1.0, up 1 h 2 min" in text
+    assert "versions: none yet" in text
+    assert "replicas: none registered" in text
+    assert "upstreams: none" in text
+
+
+def test_a_daemon_that_is_not_ready_says_why() -> None:
+    text = shown(status(ready=False, reasons=("disk reserve reached", "watch of policy is silent")))
+    assert line_with(text, "ready").endswith("no: disk reserve reached; watch of policy is silent")
+
+
+def test_versions_stand_newest_first_with_their_cost() -> None:
+    text = shown(status(V1, V2))
+    newest = line_with(text, "v000002 (latest)")
+    assert "delta" in newest
+    assert "0.31 %" in newest
+    assert "1.00 MiB" in newest
+    assert "0.39 %" in newest
+    assert "settle 1.02 s, encode 2.31 s" in newest
+    assert text.index("v000002 (latest)") < text.index("v000001")
+
+
+def test_a_replica_with_the_published_root_matches_and_shows_its_pause() -> None:
+    good = replica("r1", ReplicaState.VERIFIED, V2, seconds=Seconds(pause=0.083))
+    text = shown(status(V1, V2, regions=(region("border-b", good, latest="v000002"),)))
+    assert line_with(text, "r1").split() == [
+        "border-b",
+        "r1",
+        "policy",
+        "verified",
+        "v000002",
+        "match",
+        "0",
+        "83",
+        "ms",
+    ]
+    assert "1 of 1" in line_with(text, "ago")
+
+
+def test_a_replica_with_another_root_is_called_wrong_and_its_error_is_shown() -> None:
+    bad = replica("r1", ReplicaState.UNKNOWN, V2, root="ee" * 32, error="served weights differ", staleness=1)
+    text = shown(status(V1, V2, regions=(region("border-b", bad),)))
+    line = line_with(text, "r1")
+    assert "eeeeeeeeeeee… WRONG" in line
+    assert line.endswith("served weights differ")
+    assert "0 of 1" in line_with(text, "ago")
+
+
+def test_a_replica_that_read_nothing_back_does_not_count() -> None:
+    silent = replica("r1", ReplicaState.COMMITTED, V2, root="")
+    text = shown(status(V2, regions=(region("border-b", silent),)))
+    assert "not read back" in line_with(text, "r1")
+    assert "0 of 1" in line_with(text, "ago")
+
+
+def test_a_root_of_a_version_that_is_not_known_here_is_not_called_a_match() -> None:
+    ahead = replica("r1", ReplicaState.VERIFIED, version("v000009"))
+    line = line_with(shown(status(V2, regions=(region("border-b", ahead),))), "r1")
+    assert "unknown here" in line
+    assert "match" not in line
+
+
+def test_an_upstream_that_waits_says_why_in_words() -> None:
+    down = UpstreamView("http://a:7700", False, "waits 4 s before it tries again", 0.0, 3 << 20, 0.0, "refused")
+    line = line_with(shown(status(upstreams=(down,))), "http://a:7700")
+    assert "down" in line
+    assert "waits 4 s before it tries again" in line
+    assert "3.00 MiB" in line
+    assert line.endswith("refused")
+
+
+def test_views_that_differ_in_clocks_alone_tell_the_same() -> None:
+    up = UpstreamView("http://a:7700", True, "idle", 0.08, 10, 5.0)
+    before = status(V1, upstreams=(up,), regions=(region("border-b", age=1.0),))
+    later = msgspec.structs.replace(
+        before,
+        uptime=9999.0,
+        free_bytes=1,
+        regions=(region("border-b", age=8.0),),
+        upstreams=(msgspec.structs.replace(up, rtt=0.09, bytes_received=11),),
+    )
+    assert without_clocks(before) == without_clocks(later)
+    assert without_clocks(before) != without_clocks(status(V1, V2, upstreams=(up,), regions=(region("border-b"),)))
+    assert without_clocks(before) != without_clocks(
+        msgspec.structs.replace(before, regions=(region("border-b", age=99.0, fresh=False),))
+    )

@@ -5,7 +5,8 @@ again. The mirror advances lazily, off the path of any commit: scattered changes
 rewriting it per version would rewrite the model per version. Exports are built the same way, straight
 into the directory that an engine is handed.
 
-Killed while building: a `.partial` directory is left, and removed by the next build of that name.
+Killed while building or removing: a `.partial` or `.removed` directory is left, which is nobody's
+generation, and the next advance removes it.
 """
 
 from __future__ import annotations
@@ -70,11 +71,12 @@ class Mirror:
         with self._lock:
             version = record.version
             directory = self._directory / f"e{version.epoch:06d}-v{version.number:06d}"
-            older = [path for known, path in self.generations().items() if known != version]
             if not directory.exists():
                 self._build(record, directory)
-            for path in older:
-                shutil.rmtree(path, ignore_errors=True)
+            # Older generations, and whatever a killed build left.
+            for path in self._directory.iterdir():
+                if path != directory:
+                    _discard(path)
             return directory
 
     def export(self, record: VersionRecord, directory: Path) -> Digest:
@@ -120,7 +122,7 @@ class Mirror:
                 raise
             # The generation that it started from is damaged. The deltas and the anchor are still
             # checked byte by byte, so build from those, and let go of the generation.
-            shutil.rmtree(self.generations()[path.start], ignore_errors=True)
+            _discard(self.generations()[path.start])
             return self._build_along(self._path(record), record, directory)
 
     def _build_along(self, path: EdgePath, record: VersionRecord, directory: Path) -> Digest:
@@ -174,6 +176,16 @@ class Mirror:
         found = sum_weights(layout, weights)
         wrong = np.flatnonzero((found != self.sums(record)).any(axis=1))
         return root_of(layout, found), [layout.tensors[i].name for i in wrong]
+
+
+def _discard(directory: Path) -> None:
+    """Remove a directory so that no half of it is ever seen under its name."""
+    removed = directory.with_name(directory.name + ".removed")
+    try:
+        os.rename(directory, removed)
+    except OSError:
+        removed = directory
+    shutil.rmtree(removed, ignore_errors=True)
 
 
 def _copy(layout: Layout, base: Weights, writer: CheckpointWriter) -> None:

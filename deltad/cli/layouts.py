@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from deltad.cli.objects import open_regular
 from deltad.cli.output import Block, Cell, Facts, Line, Table, columns, count, size
 from deltad.delta import FORMAT
 from deltad.delta.layout import Layout
@@ -23,7 +24,7 @@ def read_layout(path: Path, publish_as: str) -> Layout:
             return checkpoint.layout
     from deltad.checkpoint.safetensors import read_header
 
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         header = read_header(file.fileno(), os.fstat(file.fileno()).st_size, str(path))
     return Layout(FORMAT, tuple(sorted((entry.spec for entry in header.entries), key=lambda spec: spec.name)))
 

@@ -34,6 +34,7 @@ INTERNAL = 70
 _EPILOG = """\b
 Exit codes:
     0  done
+    1  the demo ended, but not every version that was served is the published one
    64  the command line cannot work, or a name is malformed
    65  bad data: a checkpoint, file or version is not what it should be
    66  a file, run or version that was named does not exist
@@ -44,7 +45,7 @@ Exit codes:
    76  another daemon answered with something that the protocol does not allow
    77  the token, key or file permissions do not allow this
    78  the configuration cannot be used
-  130  interrupted
+  130  interrupted; 143 terminated
 
 \b
 Environment:

@@ -6,9 +6,12 @@ take, and what a daemon would refuse is refused here with the same words.
 
 from __future__ import annotations
 
+import os
+import stat
 import struct
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -54,16 +57,26 @@ class Found:
     named: bool
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """The file, open. Raises FormatError for a pipe, a device or a directory, which might never end; OSError."""
+    # Not blocking, so that a pipe in this place cannot hang the command.
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise FormatError(f"{path}", expected="a regular file", found="a pipe, a device or a directory")
+    return file
+
+
 def read_object(path: Path, *, limits: Limits = DEFAULT_LIMITS) -> Found:
     """Read and recognise a file of a store.
 
     Raises LimitError for a file larger than any object, FormatError for one that is no object, and
     IntegrityError where the file's name is a digest that its bytes do not have.
     """
-    length = path.stat().st_size
-    if length > limits.object_bytes:
-        raise LimitError(f"{path}", expected=f"an object of at most {limits.object_bytes} bytes", found=f"{length}")
-    data = path.read_bytes()
+    with open_regular(path) as file:
+        data = file.read(limits.object_bytes + 1)
+    if len(data) > limits.object_bytes:
+        raise LimitError(f"{path}", expected=f"an object of at most {limits.object_bytes} bytes", found="a larger file")
     digest = sha256(data)
     name = _name(path)
     if name is not None and name != digest:

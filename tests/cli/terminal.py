@@ -61,3 +61,10 @@ def deltad(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 def start(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
     """`deltad ARGUMENTS…` in a process of its own."""
     return subprocess.Popen([sys.executable, "-m", "deltad", *map(str, arguments)], **options)
+
+
+def end(*arguments: object) -> Ended:
+    """`deltad ARGUMENTS…` in a process of its own, to its end."""
+    process = start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate()
+    return Ended(process.returncode, out.decode(), err.decode())

@@ -56,8 +56,8 @@ def exit_codes(kind: type[DeltadError]) -> set[int]:
 def test_help_documents_every_exit_code_that_an_error_can_have(deltad: Deltad) -> None:
     documented = deltad("--help").out.split("Exit codes:")[1].split("Environment:")[0]
     codes = {int(line.split()[0]) for line in documented.splitlines() if line.strip()}
-    assert exit_codes(DeltadError) <= codes | {DeltadError.exit_code}
-    assert {0, 130} <= codes
+    assert exit_codes(DeltadError) <= codes
+    assert {0, 1, 130} <= codes
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -99,6 +99,10 @@ def test_a_command_line_that_cannot_work_is_one_line_and_64(
     arguments: tuple[str, ...], words: list[str], deltad: Deltad
 ) -> None:
     deltad(*arguments).assert_refused(64, *words)
+
+
+def test_a_demo_whose_report_has_no_place_to_go_does_not_begin(deltad: Deltad, tmp_path: Path) -> None:
+    deltad("demo", "--report", tmp_path / "no" / "report.json").assert_refused(66, f"{tmp_path}/no", "for the report")
 
 
 def test_a_daemon_that_is_not_there_is_one_line_and_69(deltad: Deltad, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -117,12 +118,20 @@ def test_what_is_no_object_is_one_line_and_65(data: bytes, deltad: Deltad, tmp_p
     deltad("inspect", kept(tmp_path, data)).assert_refused(65, "some-file", "a store's record, manifest")
 
 
-def test_a_file_larger_than_any_object_is_refused_unread(tmp_path: Path) -> None:
+def test_what_is_no_regular_file_is_refused_unread(deltad: Deltad, tmp_path: Path) -> None:
+    for name in ("pipe", "pipe.safetensors"):
+        os.mkfifo(tmp_path / name)
+        deltad("inspect", tmp_path / name).assert_refused(65, f"{tmp_path}/{name}", "expected a regular file")
+    deltad("inspect", "/dev/zero").assert_refused(65, "/dev/zero", "expected a regular file")
+
+
+def test_a_file_larger_than_any_object_is_refused(tmp_path: Path) -> None:
     file = kept(tmp_path, b"")
     with file.open("r+b") as grown:
-        grown.truncate(1 << 40)
+        grown.truncate(20_000)
+    small = Limits(chunk_bytes=10_000, page_bytes=10_000, layout_bytes=10_000, manifest_bytes=10_000, file_bytes=10_000)
     with pytest.raises(FormatError, match="an object of at most"):
-        read_object(file)
+        read_object(file, limits=small)
 
 
 @given(st.binary(max_size=200))

@@ -165,8 +165,8 @@ class Client:
             headers["Content-Type"] = "application/json"
         try:
             connection.request(method, path, body=body, headers=headers)
-            response = connection.getresponse()
-            data = self._read(response, limit)
+            with connection.getresponse() as response:
+                data = self._read(response, limit)
         except TimeoutError:
             raise UnavailableError(
                 f"daemon at {self._path}",
@@ -187,16 +187,14 @@ class Client:
         return data
 
     def _read(self, response: http.client.HTTPResponse, limit: int) -> bytes:
-        if response.length is not None and response.length > limit:
+        # A daemon always says how long its reply is; without that, a cut could look like the end.
+        if response.length is None:
+            raise self._not_a_reply("a reply without its length")
+        if response.length > limit:
             raise LimitError(
                 f"reply of {self._path}", expected=f"at most {limit} bytes", found=f"{response.length} bytes"
             )
-        data = response.read(limit + 1)
-        if len(data) > limit:
-            raise LimitError(f"reply of {self._path}", expected=f"at most {limit} bytes", found="more")
-        if response.length:
-            raise http.client.IncompleteRead(data, response.length)
-        return data
+        return response.read()
 
     def _refusal(self, status: int, data: bytes) -> DeltadError:
         try:

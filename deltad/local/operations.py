@@ -49,6 +49,10 @@ class Operations(Protocol):
         """What a replica should do that serves `served`; None while there is nothing newer."""
         ...
 
+    def drop_export(self, replica: str) -> None:
+        """Remove what was exported for a replica. Called in a worker thread: removing files may take a while."""
+        ...
+
     def status(self) -> StatusView:
         """The whole daemon at a glance."""
         ...

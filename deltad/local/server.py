@@ -62,7 +62,7 @@ _MOST_NUMBER = 10**15 - 1
 _PATH_CHARACTERS = 4096
 _IDENTITY_CHARACTERS = 256
 
-log = structlog.get_logger("deltad.local")
+log = structlog.get_logger()
 
 
 class LocalServer:
@@ -228,7 +228,7 @@ class LocalServer:
                 sent += len(piece)
             await response.write_eof()
         except (OSError, EOFError) as error:  # TimeoutError and a caller that has gone are OSErrors
-            log.debug("object not sent to its end", path=request.rel_url.raw_path, error=repr(error))
+            log.debug("object_cut_off", path=request.rel_url.raw_path, error=repr(error))
             if request.transport is not None:
                 request.transport.abort()
 
@@ -289,8 +289,10 @@ class LocalServer:
 
     async def _unregister(self, request: web.Request) -> web.StreamResponse:
         _query(request)
-        self._fleet.unregister(_replica(request))
+        replica = _replica(request)
+        self._fleet.unregister(replica)
         self._announcements.announce()
+        await asyncio.to_thread(self._operations.drop_export, replica)
         return _done()
 
     # What several routes need.
@@ -339,7 +341,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except web.HTTPException as error:
         response = _refusal(_routing_error(request, error), status=error.status)
     except Exception:
-        log.exception("internal error", method=request.method, path=request.rel_url.raw_path)
+        log.exception("internal_error", method=request.method, path=request.rel_url.raw_path)
         sentence = f"{request.method} {request.rel_url.raw_path[:200]}: internal error; see the daemon's log"
         response = _json(ErrorReply("Internal", sentence, exit_code=70), status=500)
     log.debug(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import structlog
 
-log = structlog.get_logger("deltad.ops")
+log = structlog.get_logger()
 
 
 class Notifier:
@@ -47,4 +47,4 @@ class Notifier:
                 out.setblocking(False)
                 out.sendto("\n".join(lines).encode("utf-8", "replace"), self._address)
         except OSError as error:
-            log.debug("the service manager does not listen", error=str(error))
+            log.debug("service_manager_silent", error=str(error))

@@ -19,6 +19,7 @@ class DemoOptions:
     `seed`: of prompts, sampling and, with `quick`, the weights.
     `as_json`: print the report in place of the table; progress goes to standard error.
     `evaluate`: held-out prompts whose reward the trainer measures before and after; 0 measures none.
+    `events`: a file that receives the trainer's event lines; None keeps them in the work directory.
     """
 
     steps: int = 6
@@ -31,3 +32,4 @@ class DemoOptions:
     seed: int = 0
     as_json: bool = False
     evaluate: int = 0
+    events: Path | None = None

@@ -96,7 +96,7 @@ class _Demo:
         self._take_signals()
         try:
             model = await self._model()
-            with self.place.events.open("ab", buffering=0) as events:
+            with (self._options.events or self.place.events).open("ab", buffering=0) as events:
                 for program in self._programs(model, events):
                     self._supervisor.start(program)
                 await self._first_of(self._supervisor.wait("trainer"), self._observer.run())

@@ -11,6 +11,7 @@ import sys
 from typing import TextIO
 
 import structlog
+from aiohttp.http_exceptions import HttpProcessingError
 
 _LIBRARIES = ("aiohttp.access", "asyncio", "watchfiles")
 
@@ -46,6 +47,8 @@ def configure(json: bool | None = None, *, level: int = logging.INFO, stream: Te
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(stream)
+    if level > logging.DEBUG:
+        handler.addFilter(_not_a_callers_fault)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -57,3 +60,8 @@ def configure(json: bool | None = None, *, level: int = logging.INFO, stream: Te
     root.setLevel(level)
     for name in _LIBRARIES:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
+
+
+def _not_a_callers_fault(record: logging.LogRecord) -> bool:
+    """aiohttp logs a traceback for each request that is not HTTP: anyone who can connect could fill the log."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))

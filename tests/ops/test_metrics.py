@@ -1,0 +1,94 @@
+"""What the daemon learns is what Prometheus reads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+from prometheus_client import Counter, Gauge, Histogram
+
+from deltad.client.messages import ReplicaState, Seconds
+from deltad.errors import CheckpointError, PeerError
+from deltad.ops.metrics import Metrics
+from tests.kit.operations import RUN, version_info
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics.create("0.1.0", "numpy")
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"deltad_{name}", labels)
+
+
+def test_two_daemons_in_one_process_share_no_metric() -> None:
+    one, other = Metrics.create("1", "numpy"), Metrics.create("1", "numpy")
+    one.published(version_info(1))
+    assert value(one, "versions_published_total", run=RUN) == 1
+    assert value(other, "versions_published_total", run=RUN) is None
+
+
+def test_a_published_version_is_counted_with_its_bytes_and_its_time(metrics: Metrics) -> None:
+    info = msgspec.structs.replace(version_info(4), seconds=Seconds(encode=1.5))
+    metrics.published(info)
+    assert value(metrics, "versions_published_total", run=RUN) == 1
+    assert value(metrics, "delta_bytes_total", run=RUN) == info.delta_bytes
+    assert value(metrics, "full_bytes_avoided_total", run=RUN) == info.full_bytes - info.delta_bytes
+    assert value(metrics, "encode_seconds_sum", run=RUN) == 1.5
+    assert value(metrics, "latest_version_number", run=RUN) == 4
+    assert value(metrics, "latest_version_created_timestamp_seconds", run=RUN) == info.created
+    assert value(metrics, "versions_pulled_total", run=RUN) is None
+
+
+def test_a_pulled_version_counts_the_bytes_that_were_fetched_for_it(metrics: Metrics) -> None:
+    info = msgspec.structs.replace(version_info(4), pulled_bytes=50, seconds=Seconds(transfer=3.0))
+    metrics.pulled(info)
+    assert value(metrics, "versions_pulled_total", run=RUN) == 1
+    assert value(metrics, "delta_bytes_total", run=RUN) == 50
+    assert value(metrics, "full_bytes_avoided_total", run=RUN) == info.full_bytes - 50
+    assert value(metrics, "transfer_seconds_sum", run=RUN) == 3.0
+    assert value(metrics, "versions_published_total", run=RUN) is None
+
+
+def test_an_edge_larger_than_the_model_avoids_nothing_and_breaks_no_counter(metrics: Metrics) -> None:
+    metrics.published(msgspec.structs.replace(version_info(1), delta_bytes=10_000, full_bytes=2000))
+    assert value(metrics, "full_bytes_avoided_total", run=RUN) == 0
+
+
+def test_every_state_of_the_fleet_is_shown_and_falls_back_to_zero(metrics: Metrics) -> None:
+    metrics.fleet(RUN, [ReplicaState.VERIFIED, ReplicaState.VERIFIED, ReplicaState.UNKNOWN])
+    assert value(metrics, "replicas", run=RUN, state="verified") == 2
+    assert value(metrics, "replicas", run=RUN, state="unknown") == 1
+    metrics.fleet(RUN, [])
+    assert [value(metrics, "replicas", run=RUN, state=state.value) for state in ReplicaState] == [0] * len(ReplicaState)
+
+
+def test_failures_are_counted_by_kind(metrics: Metrics) -> None:
+    metrics.pull_failed("http://u:1", PeerError("u"))
+    metrics.checkpoint_refused(RUN, CheckpointError("/checkpoints/step_1"))
+    assert value(metrics, "pull_failures_total", upstream="http://u:1", kind="Peer") == 1
+    assert value(metrics, "checkpoints_refused_total", run=RUN, reason="Checkpoint") == 1
+
+
+def test_links_and_store_show_their_present_state(metrics: Metrics) -> None:
+    metrics.upstream("http://u:1", up=True)
+    metrics.upstream("http://u:1", up=False)
+    metrics.store(used=5, free=7)
+    assert value(metrics, "upstream_up", upstream="http://u:1") == 0
+    assert (value(metrics, "store_bytes"), value(metrics, "store_free_bytes")) == (5, 7)
+
+
+def test_every_metric_follows_the_house_rules(metrics: Metrics) -> None:
+    families = {family.name: family for family in metrics.registry.collect()}
+    held = [getattr(metrics, each.name) for each in dataclasses.fields(metrics) if each.name != "registry"]
+    assert len(families) == len(held)
+    for metric in held:
+        assert isinstance(metric, Counter | Gauge | Histogram)
+        assert "region" not in metric._labelnames
+    for name, family in families.items():
+        assert name.startswith("deltad_")
+        assert family.documentation.endswith(".")
+        assert not name.endswith(("_age", "_age_seconds", "_ratio", "_percent"))
+        assert not any(word in name for word in ("milliseconds", "kilobytes", "mib"))

@@ -24,16 +24,17 @@ from deltad.client.messages import (
     RegionReport,
     Seconds,
     StatusView,
+    UpstreamView,
     VerifyReply,
     VerifyRequest,
     VersionInfo,
 )
-from deltad.config import Config, WatchConfig
+from deltad.config import Config
 from deltad.daemon.origin import Origin
 from deltad.daemon.versions import Versions
 from deltad.delta.backend import choose
 from deltad.delta.record import VersionRecord
-from deltad.errors import ConflictError, NotFoundError, UsageError
+from deltad.errors import NotFoundError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.fleet import Fleet, Standing
 from deltad.ops.metrics import Metrics
@@ -145,8 +146,6 @@ class Node:
         directory = Path(request.directory)
         if not directory.is_absolute():
             raise UsageError(f"directory {request.directory[:200]!r}", expected="an absolute path")
-        if watched := next((watch for watch in self.config.watches if watch.run == run), None):
-            _refuse_under(directory, watched)
         number = self._number(run, directory) if request.number is None else request.number
         if number < 0:
             raise UsageError(f"version number {number}", expected="0 or more")
@@ -239,8 +238,8 @@ class Node:
         """Refresh gauges, drop exports that nobody needs, let mirrors catch up."""
         self._store_bytes = await asyncio.to_thread(self.store.used_bytes)
         self.metrics.store(used=self._store_bytes, free=self.store.free_bytes())
-        for view in self._upstreams():
-            self.metrics.upstream(view.url, up=view.up)
+        for upstream in self._upstreams():
+            self.metrics.upstream(upstream.url, up=upstream.up)
         now = time.monotonic()
         for run in self.runs():
             versions = self.versions_of(run)

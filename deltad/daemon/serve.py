@@ -145,6 +145,7 @@ async def _drain(tasks: list[asyncio.Task[None]], hurry: asyncio.Event) -> None:
     for task in tasks:
         task.cancel()
     hurried = asyncio.create_task(hurry.wait())
-    stopped = asyncio.gather(*tasks, return_exceptions=True)
+    stopped = asyncio.create_task(asyncio.wait(tasks))
     await asyncio.wait({hurried, stopped}, timeout=DRAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()
+    stopped.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import structlog
 
@@ -21,8 +22,19 @@ async def watch(node: Node, config: WatchConfig) -> None:
     """Publish every settled checkpoint of one watched directory, in order, for as long as it is awaited."""
     latest = node.versions_of(config.run).records.latest()
     after = None if latest is None else latest.version.number
+
+    def refuse(directory: Path, error: DeltadError) -> None:
+        node.metrics.checkpoint_refused(config.run, error)
+        log.warning("checkpoint_refused", run=config.run, directory=str(directory), error=str(error))
+
     watcher = DirectoryWatcher(
-        config.directory, config.pattern, quiet=config.quiet, rescan=config.rescan, after=after
+        config.directory,
+        config.pattern,
+        quiet=config.quiet,
+        rescan=config.rescan,
+        after=after,
+        on_refused=refuse,
+        limits=node.limits,
     )
     async for candidate in watcher:
         await _publish(node, config, candidate)

@@ -109,19 +109,19 @@ def sum_changes(
     """What changing lanes `old` → `new` at canonical `positions` adds to the sum. Shape [2]."""
     lane_bytes = new.dtype.itemsize
     if lane_bytes == 8:
-        low, high = (
-            [((lanes >> np.uint64(shift)) & np.uint64(0xFFFFFFFF)).astype(np.uint32) for lanes in (old, new)]
-            for shift in (0, 32)
-        )
-        return sum_changes(positions * 2, *low, seed) + sum_changes(positions * 2 + 1, *high, seed)
+        total = zero_sum()
+        for half in (0, 1):
+            before, after = ((lanes >> np.uint64(32 * half)).astype(np.uint32) for lanes in (old, new))
+            total += sum_changes(2 * positions + half, before, after, seed)
+        return total
     at = positions.astype(np.uint64) * np.uint64(lane_bytes)
     cell = at >> np.uint64(2)
     delta = new.astype(np.uint64) - old.astype(np.uint64)
     delta <<= (at & np.uint64(3)) << np.uint64(3)
     block = cell >> np.uint64(14)
     key = cell_keys()[:, (cell & np.uint64(BLOCK_CELLS - 1)).astype(np.intp)]
-    total: U64 = (delta * key * block_multipliers(seed, block)).sum(axis=1, dtype=np.uint64)
-    return total
+    share: U64 = (delta * key * block_multipliers(seed, block)).sum(axis=1, dtype=np.uint64)
+    return share
 
 
 def pack_sums(sums: U64) -> bytes:

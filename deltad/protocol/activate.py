@@ -142,13 +142,20 @@ class ReadWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class Serve:
+    """The weights are this version, verified: answer requests."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
 class Fence:
-    """Stop serving: refuse all requests with this reason until a whole checkpoint is committed."""
+    """Refuse all requests, those that run included, with this reason until the next `Serve`."""
 
     reason: str
 
 
-Decision = Report | Ask | StageSteps | StageExport | Commit | ReadWeights | Fence
+Decision = Report | Ask | StageSteps | StageExport | Commit | ReadWeights | Serve | Fence
 
 
 class Cause(StrEnum):
@@ -360,9 +367,9 @@ class Activation:
             return self._fenced(str(wrong), hopeless=self._whole and not rolled_back)
         self.serving = replace(serving, read=True)
         if rolled_back:
-            return self._failed(self.error)
+            return Serve(serving.version), *self._failed(self.error)
         self.error, self._failures, self._given_up = "", 0, None
-        return self._report(), self._ask()
+        return Serve(serving.version), self._report(), self._ask()
 
     def _failed(self, error: str) -> tuple[Decision, ...]:
         self.error = error

@@ -32,6 +32,7 @@ from deltad.protocol.activate import (
     Registered,
     Report,
     RolledBack,
+    Serve,
     Serving,
     Staged,
     StageExport,
@@ -138,7 +139,8 @@ def test_a_newcomer_registers_loads_an_export_and_is_verified_only_after_reading
     assert todo == ReadWeights()
     assert (report.state.state, report.state.version, report.state.root) == (ReplicaState.COMMITTED, "v000003", "")
 
-    report, ask = machine.handle(ReadBack(ROOTS[3], 0.25))
+    serve, report, ask = machine.handle(ReadBack(ROOTS[3], 0.25))
+    assert serve == Serve(version(3))
     assert isinstance(report, Report)
     assert report.state.state is ReplicaState.VERIFIED
     assert report.state.root == ROOTS[3].hex()
@@ -210,6 +212,7 @@ def test_a_commit_that_was_undone_is_read_back_and_serves_the_version_before() -
     assert todo == ReadWeights()
     assert (report.state.state, report.state.version, report.state.root) == (ReplicaState.ROLLED_BACK, "v000001", "")
     decisions = machine.handle(ReadBack(ROOTS[1], 0.1))
+    assert decisions[0] == Serve(version(1))
     now = reported(decisions).state
     assert (now.state, now.version, now.root, now.error) == (
         ReplicaState.VERIFIED,

@@ -110,7 +110,7 @@ class Evaluation(Event, frozen=True, tag="evaluation"):
 
 
 class Waiting(Event, frozen=True, tag="waiting"):
-    """Something does not answer and is tried again: `what` (`daemon`, `replica`), and why."""
+    """Something is waited for: a `daemon` or `replica` that refuses, or a `version` that is not verified yet."""
 
     what: str
     attempt: int

@@ -1,0 +1,114 @@
+"""`python -m rollout_plugin`: one replica as a process, from registration to SIGTERM.
+
+Main thread: signals. Threads: the replica loop, the endpoint and its workers. Exit code 0 after
+SIGTERM or SIGINT, 70 if the loop died of a bug, the error's own code if it could not start.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from deltad.errors import DeltadError
+from deltad.types import Version
+from rollout_plugin.log import Log
+from rollout_plugin.options import Options, parse_options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM; a second one ends the process where it stands."""
+    options = parse_options(arguments)
+    log = Log(sys.stderr, replica=options.name, run=options.run)
+    try:
+        return _serve(options, log)
+    except DeltadError as error:
+        log.write("failed", kind=error.kind, error=str(error))
+        return error.exit_code
+
+
+def _serve(options: Options, log: Log) -> int:
+    stop = threading.Event()
+
+    def on_signal(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+
+    from transformers.utils import logging as transformers_log
+
+    from deltad.client import Client
+    from deltad.delta.backend import choose
+    from rollout_plugin.engines.transformers import load
+    from rollout_plugin.replica import Replica
+    from rollout_plugin.server import Endpoint
+    from rollout_plugin.serving import Serving
+
+    # Standard error holds JSON lines alone.
+    transformers_log.set_verbosity_error()
+    transformers_log.disable_progress_bar()
+    serving = Serving()
+    endpoint = Endpoint(
+        serving,
+        replica=options.name,
+        run=options.run,
+        variant=options.variant,
+        host=options.host,
+        port=options.port,
+    )
+    url = endpoint.start()
+    log.write("listening", url=url)
+
+    def on_verified(version: Version) -> None:
+        if options.ready_file is not None and not options.ready_file.exists():
+            _write_atomically(options.ready_file, url + "\n")
+
+    replica = Replica(
+        Client(options.socket),
+        run=options.run,
+        variant=options.variant,
+        name=options.name,
+        address=url,
+        load=load,
+        serving=serving,
+        backend=choose(),
+        log=log,
+        on_verified=on_verified,
+    )
+    died = threading.Event()
+
+    def live() -> None:
+        try:
+            replica.run()
+        except BaseException:
+            log.write("died", error=traceback.format_exc())
+            died.set()
+        stop.set()
+
+    threading.Thread(target=live, name="replica", daemon=True).start()
+    stop.wait()
+    log.write("stopping")
+    replica.finish()
+    endpoint.stop()
+    log.write("stopped")
+    return 70 if died.is_set() else 0
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The loop may sit in a long poll or inside native code; an interpreter that tears down under it can crash.
+    os._exit(code)

@@ -1,0 +1,1 @@
+"""From a version's tensors to an engine's live weights."""

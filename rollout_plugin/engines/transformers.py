@@ -1,0 +1,174 @@
+"""The embedded engine: a causal language model of transformers, sampled by a loop of our own.
+
+The loop keeps a KV cache per request and takes the gate for every step, so a swap waits for one step
+and not for an answer: requests in flight go on with the new weights over the cache that they have.
+May not alias the files that it was loaded from, and runs no code that came with a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from deltad.delta.layout import Layout
+from deltad.errors import ReplicaError, UsageError
+from deltad.types import Version
+from rollout_plugin.apply.live import DTYPE_NAMES, LiveWeights
+from rollout_plugin.engines import Sample, Sampling, Scored
+from rollout_plugin.engines.gate import Gate
+
+_FLOATS = {name: dtype for dtype, name in DTYPE_NAMES.items() if dtype.is_floating_point and dtype.itemsize > 1}
+
+
+def load(directory: Path, layout: Layout, version: Version) -> TransformersEngine:
+    """Implements `rollout_plugin.engines.Loader`."""
+    dtypes = {_FLOATS[spec.dtype] for spec in layout.tensors if spec.dtype in _FLOATS}
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=dtypes.pop() if len(dtypes) == 1 else "auto",
+            attn_implementation="sdpa",
+            local_files_only=True,
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ReplicaError(
+            f"checkpoint {directory}", expected="one that transformers loads", found=str(error)
+        ) from None
+    own_storages(model)
+    return TransformersEngine(model.eval(), layout, version)
+
+
+def own_storages(model: torch.nn.Module) -> None:
+    """Move every parameter and buffer to memory of its own, ties kept.
+
+    On the CPU, safetensors maps the file: a model that is loaded from it would be written through to the
+    export by a patch, and would change by itself with the file.
+    """
+    copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            key = (tensor.data_ptr(), tensor.shape)
+            if key not in copies or not tensor.numel():
+                copies[key] = tensor.detach().clone(memory_format=torch.contiguous_format)
+            tensor.data = copies[key]
+
+
+class TransformersEngine:
+    """Implements `rollout_plugin.engines.Engine` over a model in host memory."""
+
+    def __init__(self, model: Any, layout: Layout, version: Version) -> None:
+        self.live = LiveWeights(layout, model)
+        self.version = version
+        self.model = model.train(False).requires_grad_(False)
+        self._gate = Gate()
+        self._vocabulary = int(model.config.vocab_size)
+        self._longest = int(getattr(model.config, "max_position_embeddings", 1 << 20))
+        self._ends = _end_tokens(model)
+
+    def pause(self) -> AbstractContextManager[None]:
+        return self._gate.hold()
+
+    def fence(self, reason: str) -> None:
+        self._gate.fence(reason)
+
+    def unfence(self) -> None:
+        self._gate.unfence()
+
+    def logprobs(self, token_ids: Sequence[int]) -> Scored:
+        self._check(token_ids, at_least=2)
+        ids = torch.tensor([list(token_ids)])
+        with self._gate.step(), torch.inference_mode():
+            scores = torch.log_softmax(self.model(input_ids=ids, use_cache=False).logits[0, :-1].float(), dim=-1)
+            version = self.version
+        return Scored(tuple(scores.gather(-1, ids[0, 1:, None])[:, 0].tolist()), version)
+
+    def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> list[Sample]:
+        self._check(prompt_ids, at_least=1)
+        if sampling.n < 1 or sampling.max_new_tokens < 1 or not _temperature_is_usable(sampling.temperature):
+            raise UsageError(
+                "sampling", expected="n ≥ 1, max_new_tokens ≥ 1, temperature 0 or 0.01 to 100", found=f"{sampling}"
+            )
+        if len(prompt_ids) + sampling.max_new_tokens > self._longest:
+            raise UsageError(
+                "sampling",
+                expected=f"at most {self._longest} tokens",
+                found=f"a prompt of {len(prompt_ids)} and {sampling.max_new_tokens} new ones",
+            )
+        drawn = _Draw(sampling, self._ends)
+        inputs, cache = torch.tensor([list(prompt_ids)]), None
+        while not drawn.over:
+            with self._gate.step(), torch.inference_mode():
+                output = self.model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                version = self.version
+                logits = output.logits[:, -1].float()
+                if cache is None:  # the prompt was read once, for all samples
+                    cache = output.past_key_values
+                    cache.batch_repeat_interleave(sampling.n)
+                    logits = logits.expand(sampling.n, -1)
+                inputs = drawn.next(logits, version)
+        return drawn.samples()
+
+    def _check(self, token_ids: Sequence[int], *, at_least: int) -> None:
+        if not at_least <= len(token_ids) <= self._longest:
+            raise UsageError("token ids", expected=f"{at_least} to {self._longest} of them", found=f"{len(token_ids)}")
+        if not all(0 <= token < self._vocabulary for token in token_ids):
+            raise UsageError("token ids", expected=f"0 to {self._vocabulary - 1}", found="one outside")
+
+
+class _Draw:
+    """The samples of one request as they grow: one row of logits each per step."""
+
+    def __init__(self, sampling: Sampling, ends: frozenset[int]) -> None:
+        self._sampling = sampling
+        self._ends = ends
+        self._rng = torch.Generator().manual_seed(sampling.seed & (2**63 - 1))
+        self._tokens: list[list[int]] = [[] for _ in range(sampling.n)]
+        self._logprobs: list[list[float]] = [[] for _ in range(sampling.n)]
+        self._versions: list[Version] = []
+
+    @property
+    def over(self) -> bool:
+        return len(self._versions) == self._sampling.max_new_tokens or all(map(self._ended, self._tokens))
+
+    def next(self, logits: torch.Tensor, version: Version) -> torch.Tensor:
+        """Draw one token for each row of `logits` [n, vocabulary], float32; returns them as [n, 1].
+
+        Rows that have ended are drawn too, so that what the others draw does not depend on them.
+        """
+        scores = torch.log_softmax(logits, dim=-1)
+        temperature = self._sampling.temperature
+        if temperature > 0:
+            tempered = torch.softmax(logits / temperature, dim=-1)
+            drawn = torch.multinomial(tempered, 1, generator=self._rng)
+        else:
+            drawn = logits.argmax(dim=-1, keepdim=True)
+        self._versions.append(version)
+        chosen = scores.gather(-1, drawn)[:, 0].tolist()
+        for row, token in enumerate(drawn[:, 0].tolist()):
+            if not self._ended(self._tokens[row]):
+                self._tokens[row].append(token)
+                self._logprobs[row].append(chosen[row])
+        return drawn
+
+    def samples(self) -> list[Sample]:
+        return [
+            Sample(tuple(tokens), tuple(logprobs), tuple(self._versions[: len(tokens)]), self._ended(tokens))
+            for tokens, logprobs in zip(self._tokens, self._logprobs, strict=True)
+        ]
+
+    def _ended(self, tokens: list[int]) -> bool:
+        return bool(tokens) and tokens[-1] in self._ends
+
+
+def _temperature_is_usable(temperature: float) -> bool:
+    return temperature == 0 or 0.01 <= temperature <= 100
+
+
+def _end_tokens(model: Any) -> frozenset[int]:
+    ends = model.generation_config.eos_token_id
+    return frozenset() if ends is None else frozenset([ends] if isinstance(ends, int) else ends)

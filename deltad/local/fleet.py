@@ -165,7 +165,6 @@ class Fleet:
         if report.root and any(info.version == report.version for info in versions):
             doubt = _Lineage(versions).doubt(report.version, report.root)
             if doubt:
-                known.report = msgspec.structs.replace(report, state=ReplicaState.UNKNOWN, error=doubt)
                 raise ReplicaError(f"replica {replica}: {doubt}", hint="it does not count as verified")
 
     # Regions below.

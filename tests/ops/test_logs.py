@@ -102,7 +102,7 @@ async def test_whoever_sends_nonsense_cannot_fill_the_log() -> None:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0]
     reader, writer = await asyncio.open_connection(host, port)
-    writer.write(b"\x16\x03\x01 this is TLS\r\n\r\n")
+    writer.write(b"GET / HTTP/1.1\r\nHost: a\x00b\r\n\r\n")
     assert b"400" in await reader.read()
     writer.close()
     await runner.cleanup()

@@ -181,7 +181,7 @@ def _choice(*choices: str) -> Parser:
 def _pattern(value: object, base: Path) -> str:
     text = _text(value)
     around = text.replace("{number}", "", 1)
-    if "{" in around or "}" in around or text.startswith("/") or ".." in text.split("/") or not text:
+    if set(around) & set("{}") or {"", ".."} & set(text.split("/")):
         raise _RefusedError("a relative path with at most one '{number}', such as 'step_{number}'")
     return text
 

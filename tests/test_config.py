@@ -192,6 +192,8 @@ FLEET = RUN + '[[fleet]]\nrun = "r"\n'
         (WATCH + 'pattern = "{number}_{number}"\n', "watch[0].pattern", "at most one '{number}'"),
         (WATCH + 'pattern = "../{number}"\n', "watch[0].pattern", "a relative path"),
         (WATCH + 'pattern = "/x/{number}"\n', "watch[0].pattern", "a relative path"),
+        (WATCH + 'pattern = "a//{number}"\n', "watch[0].pattern", "a relative path"),
+        (WATCH + 'pattern = "{number}/"\n', "watch[0].pattern", "a relative path"),
         (WATCH + 'pattern = "{step}"\n', "watch[0].pattern", "'{number}'"),
         (WATCH + 'pattern = ""\n', "watch[0].pattern", "a relative path"),
         (WATCH + '[[watch]]\nrun = "r"\ndirectory = "e"\n', "watch[1].run", "'r' again"),

@@ -14,7 +14,7 @@ from deltad.cli.connect import Daemon, daemon_options, json_option, parse_wait, 
 from deltad.cli.output import Line, duration, show, show_json
 from deltad.cli.progress import activity
 from deltad.cli.versions import version_facts
-from deltad.errors import UnavailableError
+from deltad.errors import DeltadError, UnavailableError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.types import RunId
 
@@ -106,7 +106,13 @@ def pull_all(
     while True:
         asked = clock()
         share = min(ends - asked, limits.long_poll_seconds)
-        info = client.pull(run, max(share, 0.0))
+        try:
+            info = client.pull(run, max(share, 0.0))
+        except DeltadError as error:
+            # An upstream that was away for the whole of one piece may be back in the next.
+            if not error.retryable or clock() - asked < share or clock() >= ends:
+                raise
+            continue
         if clock() - asked < share or clock() >= ends:
             break
     if info is None or (wait and clock() >= ends):

@@ -119,16 +119,19 @@ async def test_pull_of_a_run_that_nobody_has_is_69(host: Host) -> None:
 
 
 class SlowUpstream:
-    """A client whose daemon needs `seconds` to pull; owns the clock that it is timed by."""
+    """A client whose daemon needs `seconds` to pull, and for the first `away` of them cannot; owns the clock."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, away: float = 0.0) -> None:
         self.now = 0.0
         self.ready = seconds
+        self.away = away
         self.waits: list[float] = []
 
     def pull(self, run: RunId, wait: float) -> VersionInfo:
         self.waits.append(wait)
         self.now = min(self.now + wait, max(self.ready, self.now))
+        if self.now <= self.away:
+            raise UnavailableError("http://a:7700", found="connection refused")
         return version("v000001")
 
 
@@ -142,6 +145,19 @@ def test_a_long_pull_is_asked_for_in_pieces_that_the_daemon_allows() -> None:
 def test_a_pull_that_takes_longer_than_allowed_says_how_far_it_came() -> None:
     slow = SlowUpstream(1000.0)
     with pytest.raises(UnavailableError, match=r"within 1 min 30 s, found v000001 so far"):
+        pull_all(slow, POLICY, 90.0, clock=lambda: slow.now)  # type: ignore[arg-type]
+    assert slow.waits == [60.0, 30.0]
+
+
+def test_an_upstream_that_comes_back_in_time_is_pulled_from() -> None:
+    slow = SlowUpstream(150.0, away=100.0)
+    assert pull_all(slow, POLICY, 300.0, clock=lambda: slow.now).version == "v000001"  # type: ignore[arg-type]
+    assert slow.waits == [60.0, 60.0, 60.0]
+
+
+def test_an_upstream_that_stays_away_is_named() -> None:
+    slow = SlowUpstream(1000.0, away=1000.0)
+    with pytest.raises(UnavailableError, match=r"http://a:7700: connection refused"):
         pull_all(slow, POLICY, 90.0, clock=lambda: slow.now)  # type: ignore[arg-type]
     assert slow.waits == [60.0, 30.0]
 

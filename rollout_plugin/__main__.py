@@ -51,8 +51,8 @@ def _serve(options: Options, log: Log) -> int:
     from rollout_plugin.serving import Serving
 
     # Standard error holds JSON lines alone.
-    transformers_log.set_verbosity_error()
-    transformers_log.disable_progress_bar()
+    transformers_log.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_log.disable_progress_bar()  # type: ignore[no-untyped-call]
     serving = Serving()
     endpoint = Endpoint(
         serving,
@@ -61,6 +61,7 @@ def _serve(options: Options, log: Log) -> int:
         variant=options.variant,
         host=options.host,
         port=options.port,
+        log=log,
     )
     url = endpoint.start()
     log.write("listening", url=url)

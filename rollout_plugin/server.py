@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import traceback
 import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,9 +18,10 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from deltad.errors import ConfigError, DeltadError, FormatError, LimitError
+from deltad.errors import ConfigError, DeltadError, FormatError, LimitError, ReplicaError
 from deltad.types import Version, parse_version
 from rollout_plugin.engines import Sampling
+from rollout_plugin.log import Log
 from rollout_plugin.messages import (
     GenerateReply,
     GenerateRequest,
@@ -44,8 +46,11 @@ _WORKERS = 32
 class Endpoint:
     """Serves one replica. `start` returns its URL; `stop` ends all requests and the thread."""
 
-    def __init__(self, serving: Serving, *, replica: str, run: str, variant: str, host: str, port: int) -> None:
+    def __init__(
+        self, serving: Serving, *, replica: str, run: str, variant: str, host: str, port: int, log: Log
+    ) -> None:
         self._serving = serving
+        self._log = log
         self._replica = replica
         self._run = run
         self._variant = variant
@@ -105,6 +110,9 @@ class Endpoint:
             return self._refusal(LimitError("request", expected=f"a body of at most {_BODY_BYTES} bytes"), error.status)
         except web.HTTPException as error:
             return self._refusal(FormatError(f"{request.method} request", found=error.reason), error.status)
+        except Exception as error:
+            self._log.write("request_failed", path=request.path, error=traceback.format_exc())
+            return self._refusal(ReplicaError("request", found=f"{type(error).__name__}", hint="see the log"), 500)
 
     def _refusal(self, error: DeltadError, status: int) -> web.Response:
         served, _, coming = self._serving.view()

@@ -7,6 +7,7 @@ May not alias the files that it was loaded from, and runs no code that came with
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from deltad.delta.layout import Layout
-from deltad.errors import ReplicaError, UsageError
+from deltad.errors import ReplicaError, UnavailableError, UsageError
 from deltad.types import Version
 from rollout_plugin.apply.live import DTYPE_NAMES, LiveWeights
 from rollout_plugin.engines import Sample, Sampling, Scored
@@ -25,16 +26,21 @@ from rollout_plugin.engines.gate import Gate
 _FLOATS = {name: dtype for dtype, name in DTYPE_NAMES.items() if dtype.is_floating_point and dtype.itemsize > 1}
 
 
+_LOADING = threading.Lock()
+"""Held while a model loads: transformers changes process-wide state meanwhile, and two loads at once lose ties."""
+
+
 def load(directory: Path, layout: Layout, version: Version) -> TransformersEngine:
     """Implements `rollout_plugin.engines.Loader`."""
     dtypes = {_FLOATS[spec.dtype] for spec in layout.tensors if spec.dtype in _FLOATS}
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            directory,
-            dtype=dtypes.pop() if len(dtypes) == 1 else "auto",
-            attn_implementation="sdpa",
-            local_files_only=True,
-        )
+        with _LOADING:
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                directory,
+                dtype=dtypes.pop() if len(dtypes) == 1 else "auto",
+                attn_implementation="sdpa",
+                local_files_only=True,
+            )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ReplicaError(
             f"checkpoint {directory}", expected="one that transformers loads", found=str(error)
@@ -85,6 +91,7 @@ class TransformersEngine:
         with self._gate.step(), torch.inference_mode():
             scores = torch.log_softmax(self.model(input_ids=ids, use_cache=False).logits[0, :-1].float(), dim=-1)
             version = self.version
+        _check_numbers(scores, version)
         return Scored(tuple(scores.gather(-1, ids[0, 1:, None])[:, 0].tolist()), version)
 
     def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> list[Sample]:
@@ -141,6 +148,7 @@ class _Draw:
         Rows that have ended are drawn too, so that what the others draw does not depend on them.
         """
         scores = torch.log_softmax(logits, dim=-1)
+        _check_numbers(scores, version)
         temperature = self._sampling.temperature
         if temperature > 0:
             tempered = torch.softmax(logits / temperature, dim=-1)
@@ -163,6 +171,16 @@ class _Draw:
 
     def _ended(self, tokens: list[int]) -> bool:
         return bool(tokens) and tokens[-1] in self._ends
+
+
+def _check_numbers(scores: torch.Tensor, version: Version) -> None:
+    if bool(scores.isnan().any()):
+        raise UnavailableError(
+            f"policy {version}",
+            expected="log-probs",
+            found="NaN",
+            hint="the weights that were published diverged",
+        )
 
 
 def _temperature_is_usable(temperature: float) -> bool:

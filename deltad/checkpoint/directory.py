@@ -279,7 +279,7 @@ def _read_index(home: Path, limits: Limits) -> dict[str, str]:
 
 @contextmanager
 def _open_weight_file(home: Path, name: str, index: Mapping[str, str] | None) -> Iterator[FileIO]:
-    if index is not None and not (home / name).exists():
+    if index is not None and not os.path.exists(home / name):
         raise CheckpointError(
             f"{home / INDEX_NAME}",
             expected=f"every file that it names, such as {name[:120]}",

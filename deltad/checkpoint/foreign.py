@@ -84,9 +84,9 @@ def recognise(paths: Iterable[str]) -> tuple[ForeignLayout, str] | None:
 def no_checkpoint(directory: Path) -> CheckpointError:
     """The error for a directory in which there are no weights that can be published."""
     expected = f"{SINGLE_NAME} or {INDEX_NAME}"
-    if not directory.exists():
+    if not os.path.exists(directory):
         return CheckpointError(f"{directory}", expected="a checkpoint directory", found="nothing of that name")
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         return CheckpointError(f"{directory}", expected="a checkpoint directory", found="a file")
     paths = sorted(_walk(directory))
     if (recognised := recognise(paths)) is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from deltad.checkpoint import CheckpointWriter, open_checkpoint
 from deltad.delta.encoding import sha256
 from deltad.delta.layout import FileSpec, Layout, TensorSpec
-from deltad.errors import IntegrityError, UsageError
+from deltad.errors import CheckpointError, IntegrityError, UsageError
 from tests.checkpoint.shards import INDEX
 from tests.kit.weights import ArrayWeights, layouts, weights
 
@@ -30,6 +31,7 @@ CONFIG = b'{"architectures": []}'
 def write(directory: Path, layout: Layout, source: ArrayWeights, *, shard_bytes: int = 1 << 30) -> None:
     with CheckpointWriter(directory, layout, shard_bytes=shard_bytes) as writer:
         for i, spec in enumerate(layout.tensors):
+            assert writer.lanes(i, 0, spec.lanes).flags.aligned
             writer.lanes(i, 0, spec.lanes)[:] = source.lanes(i, 0, spec.lanes)
             writer.release(i, 0, spec.lanes)
         for file in layout.files:
@@ -144,6 +146,12 @@ def test_no_room_is_an_error_before_anything_is_mapped_and_leaves_nothing(tmp_pa
     assert not list((tmp_path / "out").iterdir())
 
 
+def test_all_of_its_room_is_taken_before_anything_is_written(tmp_path: Path) -> None:
+    with CheckpointWriter(tmp_path / "out", a_layout(a=1 << 20)):
+        (path,) = (tmp_path / "out").iterdir()
+        assert path.stat().st_blocks * 512 >= path.stat().st_size > 2 << 20
+
+
 def tiny_llama(*, tied: bool, dtype: torch.dtype = torch.bfloat16) -> LlamaForCausalLM:
     torch.manual_seed(3)
     config = LlamaConfig(
@@ -217,9 +225,74 @@ def resident() -> int:
     return pages * resource.getpagesize()
 
 
-def test_a_name_is_given_only_to_what_is_synced(tmp_path: Path) -> None:
-    """P5 for exports: `strace` is not needed to see that the index comes last."""
-    layout = a_layout(a=4, b=4)
-    write(tmp_path / "out", layout, ArrayWeights.random(layout), shard_bytes=8)
-    changed = {path.name: os.stat(path).st_ctime_ns for path in (tmp_path / "out").iterdir()}
-    assert max(changed, key=lambda name: changed[name]) == INDEX
+WRITE = """
+import sys
+from pathlib import Path
+from deltad.checkpoint import CheckpointWriter
+from deltad.delta.layout import Layout, TensorSpec
+from deltad.errors import StoreError
+
+layout = Layout(0, tuple(TensorSpec(name, "U8", (8,)) for name in "ab"))
+try:
+    with CheckpointWriter(Path(sys.argv[1]), layout, shard_bytes=8) as writer:
+        for i in range(2):
+            writer.lanes(i, 0, 8)[:] = 1 + i
+        writer.finish()
+except StoreError as error:
+    print(error)
+"""
+CALLS = {"msync": 2, "fsync": 5, "rename": 3}
+"""What `finish` asks of the operating system for two shards and an index."""
+
+
+def traced(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Write two shards under strace."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    return subprocess.run(
+        ["strace", "-f", "-y", *options, "-o", str(directory) + ".trace", sys.executable, "-c", WRITE, str(directory)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_a_file_gets_its_name_after_it_is_synced_and_the_index_last(tmp_path: Path) -> None:
+    assert traced(tmp_path / "out", "-e", "trace=fsync,rename").returncode == 0
+    synced, named = [], []
+    for line in (tmp_path / "out.trace").read_text().splitlines():
+        if "fsync(" in line:
+            synced.append(Path(line.split("<")[1].split(">")[0]).name)
+        elif "rename(" in line:
+            old, new = (Path(part).name for part in line.split('"')[1::2])
+            assert old in synced
+            named.append(new)
+            assert new != INDEX or synced[-1] == "out", "the shards' names are durable before the index has its"
+    assert named[-1] == INDEX
+    assert len(named) == 3
+    assert synced[-1] == "out"
+
+
+@pytest.mark.parametrize(("call", "number"), [(call, i) for call in CALLS for i in range(1, CALLS[call] + 1)])
+def test_killed_at_any_step_it_leaves_a_whole_checkpoint_or_nothing_that_loads(
+    tmp_path: Path, call: str, number: int
+) -> None:
+    killed = traced(tmp_path / "out", "-e", f"inject={call}:signal=SIGKILL:when={number}")
+    assert killed.returncode == -signal.SIGKILL
+    try:
+        checkpoint = open_checkpoint(tmp_path / "out")
+    except CheckpointError:
+        return
+    with checkpoint:
+        assert [checkpoint.lanes(i, 0, 8).tolist() for i in range(2)] == [[1] * 8, [2] * 8]
+
+
+@pytest.mark.parametrize(("call", "number"), [("msync", 1), ("msync", 2), ("fsync", 1), ("fsync", 3), ("fsync", 4)])
+def test_a_sync_that_fails_is_not_tried_again_and_nothing_is_left_that_loads(
+    tmp_path: Path, call: str, number: int
+) -> None:
+    done = traced(tmp_path / "out", "-e", f"inject={call}:error=EIO:when={number}")
+    assert "Input/output error" in done.stdout
+    with pytest.raises(CheckpointError):
+        open_checkpoint(tmp_path / "out").close()

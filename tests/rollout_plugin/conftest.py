@@ -79,12 +79,12 @@ def start_replica(region: Region) -> Iterator[StartReplica]:
     """Start replicas at the region; all are stopped in the end."""
     started: list[Running] = []
 
-    def start(name: str = "r1", *, backend: Backend | None = None) -> Running:
+    def start(name: str = "r1", *, backend: Backend | None = None, at: Region = region) -> Running:
         serving, log = Serving(), io.StringIO()
         endpoint = Endpoint(serving, replica=name, run=RUN, variant="bf16", host="127.0.0.1", port=0, log=Log(log))
         url = endpoint.start()
         replica = Replica(
-            region.client,
+            at.client,
             run=RUN,
             variant=Variant("bf16"),
             name=name,

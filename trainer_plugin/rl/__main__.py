@@ -15,8 +15,8 @@ def main() -> int:
 
     from trainer_plugin.rl.train import train
 
-    transformers_log.set_verbosity_error()
-    transformers_log.disable_progress_bar()
+    transformers_log.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_log.disable_progress_bar()  # type: ignore[no-untyped-call]
     return train(options, sys.stdout)
 
 

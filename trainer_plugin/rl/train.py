@@ -212,7 +212,8 @@ class Trainer:
         def ask() -> ReplicaReport:
             for attempt in itertools.count(1):
                 asked = time.monotonic()
-                view = self._client.fleet(self._options.run, version=version, verified=1, wait=_POLL_SECONDS)
+                wait = min(max(until - asked, 0.0), _POLL_SECONDS)
+                view = self._client.fleet(self._options.run, version=version, verified=1, wait=wait)
                 for report in _reports(view):
                     if proves(report, version):
                         return report

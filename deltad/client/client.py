@@ -236,7 +236,7 @@ _KINDS = _all_kinds(DeltadError)
 
 def _query(**parameters: Any) -> str:
     """The parameters that say something, as a query with its question mark."""
-    said = {name: value for name, value in parameters.items() if value}
+    said = {name: f"{v:.3f}" if isinstance(v, float) else v for name, v in parameters.items() if v}
     return f"?{urlencode(said)}" if said else ""
 
 

@@ -11,6 +11,7 @@ import shutil
 import time
 import uuid
 from pathlib import Path
+from typing import Unpack
 
 import structlog
 
@@ -30,7 +31,7 @@ from deltad.client.messages import (
     VersionInfo,
 )
 from deltad.config import Config
-from deltad.daemon.origin import Origin
+from deltad.daemon.origin import Origin, PublishOptions
 from deltad.daemon.versions import Versions
 from deltad.delta.backend import choose
 from deltad.delta.record import VersionRecord
@@ -106,22 +107,13 @@ class Node:
         return self._origins[run]
 
     async def publish_checkpoint(
-        self,
-        run: RunId,
-        directory: Path,
-        number: int,
-        *,
-        identity: str = "",
-        new_epoch: bool = False,
-        settle: float = 0.0,
+        self, run: RunId, directory: Path, number: int, **how: Unpack[PublishOptions]
     ) -> PublishReply:
         """Publish and tell everyone. Raises what `Origin.publish` raises."""
         versions = self.versions_of(run)
         self._activities[run] = f"encoding {directory.name}"
         try:
-            published = await versions.publish(
-                self.origin(run), directory, number, identity=identity, new_epoch=new_epoch, settle=settle
-            )
+            published = await versions.publish(self.origin(run), directory, number, **how)
         finally:
             self._activities.pop(run, None)
         info = versions.info(published.record.version)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import structlog
 
@@ -30,7 +31,7 @@ from deltad.delta.frame import CODERS
 from deltad.delta.layout import Layout
 from deltad.delta.manifest import ChunkRef, EdgeKind, Manifest, State, make_pages
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
-from deltad.errors import BaseMismatchError, CheckpointError, ConflictError, NotFoundError
+from deltad.errors import BaseMismatchError, CheckpointError, ConflictError, IntegrityError, NotFoundError
 from deltad.store.mirror import Mirror
 from deltad.store.store import Store
 from deltad.types import RunId, Variant, Version
@@ -48,6 +49,20 @@ class Published:
     record: VersionRecord
     already: bool
     seconds: Seconds
+
+
+class PublishOptions(TypedDict, total=False):
+    """How to publish.
+
+    `identity`: the caller's own name for the version. `new_epoch`: bytes that contradict what was
+    published open the next epoch instead of being refused. `if_changed`: weights equal to the newest
+    version's are that version again. `settle`: seconds that the checkpoint was waited for.
+    """
+
+    identity: str
+    new_epoch: bool
+    if_changed: bool
+    settle: float
 
 
 class Origin:
@@ -72,13 +87,10 @@ class Origin:
         self._mirror = Mirror(store, self._run, variant, backend)
         self._baseline = self._run.directory / "baseline" / variant
 
-    def publish(
-        self, directory: Path, number: int, *, identity: str = "", new_epoch: bool = False, settle: float = 0.0
-    ) -> Published:
+    def publish(self, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
         """Make the checkpoint in `directory` version `number` of the run.
 
-        With `new_epoch`, bytes that contradict what was published open the next epoch instead of being
-        refused. Raises CheckpointError, CheckpointChangedError (nothing was published), ConflictError,
+        Raises CheckpointError, CheckpointChangedError (nothing was published), ConflictError,
         StoreFullError, StoreError.
         """
         started = time.monotonic()
@@ -86,15 +98,17 @@ class Origin:
             latest = self._run.latest()
             version = Version(latest.version.epoch if latest else 1, number)
             if latest is not None and number <= latest.version.number:
-                known = self._same_as_known(checkpoint, version, new_epoch=new_epoch)
+                known = self._same_as_known(checkpoint, version, new_epoch=how.get("new_epoch", False))
                 if known is not None:
                     return Published(known, already=True, seconds=Seconds())
                 version = Version(version.epoch + 1, number)
-            record = self._encode(checkpoint, version, latest, identity)
+            record = self._encode(checkpoint, version, latest, how.get("identity", ""))
             checkpoint.check_unchanged()
+            if how.get("if_changed") and latest is not None and _same_variants(record, latest):
+                return Published(latest, already=True, seconds=Seconds())
             self._run.commit(record.encode())
             keep_baseline(checkpoint, self._baseline, str(version))
-        seconds = Seconds(settle=settle, encode=time.monotonic() - started)
+        seconds = Seconds(settle=how.get("settle", 0.0), encode=time.monotonic() - started)
         return Published(record, already=False, seconds=seconds)
 
     def _same_as_known(self, checkpoint: Checkpoint, version: Version, *, new_epoch: bool) -> VersionRecord | None:
@@ -161,16 +175,22 @@ class Origin:
         if before.table_digest != checkpoint.layout.table_digest:
             return self._anchor(checkpoint, version, _what_changed(before, checkpoint, str(latest.id)))
         try:
-            manifest = self._delta(checkpoint, version, latest)
+            manifest = self._delta_from_any_baseline(checkpoint, version, latest)
+        except (IntegrityError, NotFoundError) as error:
+            return self._anchor(checkpoint, version, f"the baseline cannot be rebuilt: {error}")
+        if manifest.chunk_bytes > BREAK_EVEN * checkpoint.layout.weight_bytes:
+            return self._anchor(checkpoint, version, f"density {manifest.density:.2f} is above the break-even")
+        return manifest
+
+    def _delta_from_any_baseline(self, checkpoint: Checkpoint, version: Version, latest: VersionRecord) -> Manifest:
+        try:
+            return self._delta(checkpoint, version, latest)
         except BaseMismatchError as error:
             # The kept files are not what was published. The mirror is rebuilt from the store, whose
             # every byte is checked, and this checkpoint is compared with that instead.
             log.warning("baseline_damaged", run=self._run.run, error=str(error))
             shutil.rmtree(self._baseline, ignore_errors=True)
-            manifest = self._delta(checkpoint, version, latest)
-        if manifest.chunk_bytes > BREAK_EVEN * checkpoint.layout.weight_bytes:
-            return self._anchor(checkpoint, version, f"density {manifest.density:.2f} is above the break-even")
-        return manifest
+            return self._delta(checkpoint, version, latest)
 
     def _delta(self, checkpoint: Checkpoint, version: Version, latest: VersionRecord) -> Manifest:
         with ExitStack() as stack:
@@ -223,6 +243,12 @@ class Origin:
             chunk_bytes=sum(chunk.size for chunk in chunks),
             reason=reason,
         )
+
+
+def _same_variants(record: VersionRecord, latest: VersionRecord) -> bool:
+    return [(v.name, v.layout, v.root) for v in record.variants] == [
+        (v.name, v.layout, v.root) for v in latest.variants
+    ]
 
 
 def _what_changed(before: Layout, checkpoint: Checkpoint, latest: str) -> str:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Unpack
 
 import structlog
 
 from deltad.client.messages import NextReply, Seconds, VerifyReply, VersionInfo
 from deltad.daemon.describe import describe, describe_step
 from deltad.daemon.notes import Note, Notes
-from deltad.daemon.origin import Origin, Published
+from deltad.daemon.origin import Origin, Published, PublishOptions
 from deltad.delta.backend import Backend
 from deltad.delta.record import VersionRecord
-from deltad.errors import NotFoundError, UsageError
+from deltad.errors import IntegrityError, NotFoundError, UsageError
 from deltad.store.mirror import Mirror
 from deltad.store.path import find_path
 from deltad.store.store import Store
@@ -49,8 +50,14 @@ class Versions:
         return self._described[version]
 
     def all(self) -> list[VersionInfo]:
-        """Ascending."""
-        return [self.info(record.version) for record in self.records.records()]
+        """Ascending, without those whose description is damaged on this disk."""
+        found = []
+        for record in self.records.records():
+            try:
+                found.append(self.info(record.version))
+            except (IntegrityError, NotFoundError) as error:
+                log.error("version_unreadable", version=str(record.id), error=str(error))
+        return found
 
     def latest(self) -> VersionInfo | None:
         record = self.records.latest()
@@ -68,14 +75,10 @@ class Versions:
         )
         self._described.pop(version, None)
 
-    async def publish(
-        self, origin: Origin, directory: Path, number: int, *, identity: str, new_epoch: bool, settle: float
-    ) -> Published:
+    async def publish(self, origin: Origin, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
         """See `Origin.publish`."""
         async with self._deed:
-            published = await asyncio.to_thread(
-                origin.publish, directory, number, identity=identity, new_epoch=new_epoch, settle=settle
-            )
+            published = await asyncio.to_thread(origin.publish, directory, number, **how)
         if not published.already:
             self.note(published.record.version, seconds=published.seconds)
         return published

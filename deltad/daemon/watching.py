@@ -9,7 +9,7 @@ import structlog
 
 from deltad.config import WatchConfig
 from deltad.daemon.node import Node
-from deltad.errors import CheckpointError, ConflictError, DeltadError
+from deltad.errors import DeltadError, StoreError
 from deltad.watch.watcher import Candidate, DirectoryWatcher
 
 log = structlog.get_logger()
@@ -50,6 +50,7 @@ async def _publish(node: Node, config: WatchConfig, candidate: Candidate) -> Non
                 candidate.directory,
                 candidate.number,
                 new_epoch=config.on_conflict == "new_epoch",
+                if_changed=candidate.counted,
                 settle=candidate.settle,
             )
             node.unwell.pop(part, None)
@@ -57,8 +58,8 @@ async def _publish(node: Node, config: WatchConfig, candidate: Candidate) -> Non
         except DeltadError as error:
             node.metrics.checkpoint_refused(config.run, error)
             log.warning("checkpoint_refused", run=config.run, number=candidate.number, error=str(error))
-            if isinstance(error, CheckpointError | ConflictError):
-                # Nothing but another checkpoint can help; the watcher brings that one if it comes.
+            if not isinstance(error, StoreError):
+                # Only another checkpoint can help; the watcher brings that one when it comes.
                 return
             node.unwell[part] = str(error)
         await asyncio.sleep(delay)

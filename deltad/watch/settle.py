@@ -39,12 +39,16 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A checkpoint that may be read: its number, and when (on the caller's clock) this state was first seen."""
+    """A checkpoint that may be read: its number, and when (on the caller's clock) this state was first seen.
+
+    `counted`: the number was counted here, since the directory has none of its own.
+    """
 
     path: str
     number: int
     fingerprint: Fingerprint
     found: float
+    counted: bool = False
 
 
 @dataclass(slots=True)
@@ -130,7 +134,7 @@ class Settling:
             self._overwritten = sighting.fingerprint
             self._numbers.add(number)
             self._remember(number, sighting.fingerprint)
-            return Settled(sighting.path, number, sighting.fingerprint, known.since)
+            return Settled(sighting.path, number, sighting.fingerprint, known.since, counted=sighting.number is None)
         return None
 
     def next_refused(self, now: float) -> tuple[str, DeltadError] | None:

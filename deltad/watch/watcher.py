@@ -37,7 +37,8 @@ class Candidate:
     """A settled checkpoint.
 
     `found` is when its present state was first seen, on the watcher's clock, and `settle` how many seconds
-    after that it was handed out.
+    after that it was handed out. `counted`: the number was counted by the watcher, from the newest that is
+    published; the directory has none of its own.
     """
 
     number: int
@@ -45,6 +46,7 @@ class Candidate:
     found: float
     settle: float
     fingerprint: Fingerprint
+    counted: bool = False
 
 
 class DirectoryWatcher:
@@ -129,7 +131,9 @@ class DirectoryWatcher:
         if settled is None:
             return None
         directory = self._directory / settled.path
-        return Candidate(settled.number, directory, settled.found, now - settled.found, settled.fingerprint)
+        return Candidate(
+            settled.number, directory, settled.found, now - settled.found, settled.fingerprint, settled.counted
+        )
 
 
 class _Events:

@@ -143,6 +143,27 @@ def test_a_lost_baseline_is_rebuilt_from_the_store(trainer: Trainer) -> None:
     assert trainer.export(Version(1, 1)).equals(trainer.weights)
 
 
+def test_an_anchor_is_cut_where_the_baseline_cannot_be_rebuilt_at_all(trainer: Trainer) -> None:
+    trainer.step(0)
+    shutil.rmtree(trainer.run.directory / "baseline")
+    manifest = trainer.run.read_manifest(trainer.run.latest().variants[0].edges[0])
+    for path in (trainer.store.path / "objects").glob("*/*"):
+        if path.stat().st_size > manifest.chunk_bytes // 2:
+            path.write_bytes(b"rot")
+    trainer.step(1)
+    assert trainer.kind(1) is EdgeKind.ANCHOR
+    assert trainer.export(Version(1, 1)).equals(trainer.weights)
+
+
+def test_equal_weights_are_the_newest_version_again_where_numbers_are_only_counted(trainer: Trainer) -> None:
+    trainer.step(0)
+    again = trainer.origin.publish(trainer.write(1), 1, if_changed=True)
+    assert again.already
+    assert again.record.version == Version(1, 0)
+    changed = trainer.origin.publish(trainer.write(1, trainer.weights.changed(0.1, seed=6)), 1, if_changed=True)
+    assert changed.record.version == Version(1, 1)
+
+
 def test_a_checkpoint_that_changes_while_it_is_read_is_not_published(trainer: Trainer) -> None:
     trainer.step(0)
     directory = trainer.write(1, trainer.weights.changed(0.1, seed=3))

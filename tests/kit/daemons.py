@@ -1,0 +1,72 @@
+"""Real daemons in processes of their own, started, killed and asked as an operator would."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from deltad.client import Client
+
+TOKEN = "a-token-that-only-the-tests-know"
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now, below those that outgoing connections are given."""
+    for port in range(15_000 + os.getpid() % 4000, 20_000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no free port")
+
+
+class Daemon:
+    """One daemon with its own directory. `sections` is what its configuration says beyond [daemon]."""
+
+    def __init__(self, home: Path, name: str, sections: str = "") -> None:
+        self.home = home
+        self.name = name
+        home.mkdir(parents=True, exist_ok=True)
+        self.token = home / "token"
+        self.token.write_text(TOKEN)
+        self.token.chmod(0o600)
+        self.config = home / "deltad.toml"
+        self.config.write_text(f'[daemon]\nname = "{name}"\nstore = "store"\nsocket = "deltad.sock"\n{sections}')
+        self.client = Client(home / "deltad.sock", timeout=30.0)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        return (self.home / "log").read_text()
+
+    def start(self) -> Daemon:
+        """Start it, and return once it has told its service manager that it is ready."""
+        notify = self.home / "notify"
+        notify.unlink(missing_ok=True)
+        environment = {**os.environ, "NOTIFY_SOCKET": str(notify), "OMP_NUM_THREADS": "1"}
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, (self.home / "log").open("ab") as log:
+            manager.bind(str(notify))
+            manager.settimeout(60)
+            command = [sys.executable, "-m", "deltad", "serve", "--config", str(self.config)]
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            assert b"READY=1" in manager.recv(1024)
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)

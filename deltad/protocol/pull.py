@@ -1,0 +1,508 @@
+"""Pulling one run from one peer: what to ask for, in which order, and when to try again.
+
+Sans-IO. Facts come in as events with `now` (seconds on any monotonic clock), decisions go out for a
+shell to carry out; every decision is given once and answered by one of the events named beside it.
+It may not touch sockets, files or clocks. Owns four invariants: nothing is asked of the peer that is
+held here; at most `in_flight` things are asked for at a time; versions are committed in ascending order,
+each when all that it needs is durable; and no answer, however wrong, late or repeated, does more than
+cost time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+
+from deltad.delta.record import EdgeRef, VersionRecord, decode_record
+from deltad.errors import DeltadError, LimitError, NotFoundError, PeerError, StoreError
+from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.protocol.pull_plan import Arrived, VersionPlan, Wanted
+from deltad.protocol.pull_ways import Graph, Holdings
+from deltad.types import Digest, RunId, Version, VersionId
+
+
+@dataclass(frozen=True, slots=True)
+class PullPolicy:
+    """How eagerly to pull. Delays in seconds, `chain_bytes` in bytes of records."""
+
+    in_flight: int = 4
+    """Things that are asked for at a time."""
+    versions_ahead: int = 4
+    """Versions whose objects are fetched at a time; the lowest one always goes first."""
+    records_ahead: int = 16
+    """Records asked for below one whose base is not known yet."""
+    first_delay: float = 0.2
+    longest_delay: float = 30.0
+    refused_delay: float = 30.0
+    """How long a version that contradicts itself, or an edge that the peer lacks, is left alone."""
+    chain_bytes: int = 64 << 20
+    """Bound on the memory for records of versions that are not committed yet."""
+
+
+class Backoff:
+    """When to try again: the delay doubles from `first` to `longest` and is drawn from its upper half."""
+
+    def __init__(self, first: float, longest: float, rng: random.Random) -> None:
+        self._first = first
+        self._longest = longest
+        self._rng = rng
+        self.failures = 0
+
+    def failed(self, now: float) -> float:
+        """One more failure; returns the time of the next try."""
+        delay = min(self._longest, self._first * 2.0 ** min(self.failures, 64))
+        self.failures += 1
+        return now + delay * (0.5 + self._rng.random() / 2)
+
+    def succeeded(self) -> None:
+        self.failures = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRecord:
+    """Ask the peer for a record → `record_seen`, `record_missing` or `record_failed`."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class ListVersions:
+    """Ask the peer which versions it has after this one → `versions_listed`."""
+
+    after: Version | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Ask the peer for an object, on behalf of a version → `object_arrived` and, if that says so, store it →
+    `object_stored`; or `object_missing` or `object_failed`."""
+
+    wanted: Wanted
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read an object that is held here → `object_loaded` or `load_failed`."""
+
+    wanted: Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Make a version durable; all it needs is → `committed` or `commit_failed`."""
+
+    version: Version
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Always the last decision: ask again after the next event, or at `until`."""
+
+    until: float | None
+
+
+Decision = FetchRecord | ListVersions | Fetch | Load | Commit | Wait
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    record: VersionRecord
+    data: bytes
+
+    @property
+    def cost(self) -> int:
+        """About the memory it takes, in bytes."""
+        return 2 * len(self.data) + 2048
+
+
+_LIST = "list of versions"
+
+
+class Pull:
+    """The pull machine. All methods belong to one thread."""
+
+    def __init__(
+        self,
+        run: RunId,
+        peer: str,
+        holdings: Holdings,
+        *,
+        rng: random.Random,
+        policy: PullPolicy | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self.run = run
+        self.peer = peer
+        self.problem: DeltadError | None = None
+        """Why the run does not move on, until it does."""
+        self._holdings = holdings
+        self._rng = rng
+        self._policy = policy or PullPolicy()
+        self._limits = limits
+        self._latest = holdings.latest()
+        self._seen: dict[Version, _Seen] = {}
+        self._plans: dict[Version, VersionPlan] = {}
+        self._walk: list[Version] = []
+        self._listed: tuple[Version, ...] | None = None
+        self._asked: set[Hashable] = set()
+        self._backoffs: dict[Hashable, tuple[Backoff, float]] = {}
+        self._refused: dict[Version, float] = {}
+        self._lacking: dict[bytes, float] = {}
+        self._damaged: set[Digest] = set()
+        self._down_until = 0.0
+        self._stale = False
+        self._wake: float | None = None
+
+    # What is known.
+
+    @property
+    def newest(self) -> Version | None:
+        """The newest version that is held, on its way, or refused: ask the peer for what comes after it."""
+        return max((v for v in (self._latest, *self._seen, *self._refused) if v is not None), default=None)
+
+    @property
+    def forgives_at(self) -> float | None:
+        """When the next refused version may be looked at again: ask the peer for its latest then."""
+        return min(self._refused.values(), default=None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a version is known that is to be pulled."""
+        return bool(self._seen)
+
+    def knows(self, version: Version) -> bool:
+        """Whether the version is on its way."""
+        return version in self._seen or version in self._asked
+
+    def progress(self) -> tuple[Version, int, int] | None:
+        """The version that comes next, its objects that are here, and all it is known to need."""
+        if not self._plans:
+            return None
+        version = min(self._plans)
+        return version, *self._plans[version].progress
+
+    # Events: records.
+
+    def record_seen(self, data: bytes, now: float, *, asked: Version | None = None) -> VersionRecord:
+        """The peer sent a record, in answer to a `FetchRecord` (`asked`) or as its latest.
+
+        Raises PeerError and believes nothing if it is malformed, or another than was asked for.
+        """
+        record = self._parse_record(data, asked)
+        version = record.version
+        self._asked.discard(asked)
+        self._backoffs.pop(version, None)
+        held = self._latest is not None and version <= self._latest
+        needless = asked is not None and asked not in self._walk
+        if held or needless or version in self._seen or version in self._refused:
+            return record
+        self._seen[version] = _Seen(record, data)
+        self._stale = True
+        if sum(seen.cost for seen in self._seen.values()) > self._policy.chain_bytes:
+            error = LimitError(
+                f"the records up to {max(self._seen)}",
+                expected=f"at most {self._policy.chain_bytes} bytes to the next anchor or version that is held here",
+                found=f"{len(self._seen)} records and neither",
+            )
+            self._refuse(max(self._seen), error, now)
+            self._seen.clear()
+            self._plans.clear()
+            self._walk.clear()
+        return record
+
+    def record_missing(self, version: Version, now: float) -> None:
+        """The peer does not have a record that its other records point to."""
+        self._asked.discard(version)
+        self._refuse(version, NotFoundError("its record", found="the peer does not have it"), now)
+
+    def record_failed(self, version: Version, now: float) -> None:
+        self._asked.discard(version)
+        self._try_later(version, now)
+
+    def versions_listed(self, versions: Iterable[Version]) -> None:
+        """The peer's answer to `ListVersions`; empty if it failed. It only saves round trips."""
+        self._asked.discard(_LIST)
+        self._listed = tuple(sorted(versions, reverse=True))
+
+    # Events: objects.
+
+    def object_arrived(self, arrived: Arrived, now: float) -> bool:
+        """Checked bytes came in. True: store them, then tell `object_stored`. False: they are of no use.
+
+        What was paid for is kept even if the plans have changed since it was asked for.
+        """
+        wanted = arrived.wanted
+        if wanted not in self._asked or any(plan.is_storing(wanted) for plan in self._plans.values()):
+            return False
+        if not self._take(arrived, now, durable=False):
+            self._asked.discard(wanted)
+            return False
+        return True
+
+    def object_stored(self, wanted: Wanted) -> None:
+        self._asked.discard(wanted)
+        self._backoffs.pop(wanted, None)
+        self._damaged.discard(wanted.digest)
+        for plan in self._plans.values():
+            plan.stored(wanted)
+
+    def object_failed(self, wanted: Wanted, now: float, *, progressed: bool = False) -> None:
+        """It did not come, was not what was wanted, or could not be stored.
+
+        A try that brought `progressed` bytes nearer to the end does not lengthen the delay.
+        """
+        self._asked.discard(wanted)
+        if progressed:
+            self._backoffs.pop(wanted, None)
+        self._try_later(wanted, now)
+        for version, plan in self._plans.items():
+            if plan.is_storing(wanted):
+                self._plans[version] = self._plan(version, plan.edges)
+
+    def object_missing(self, wanted: Wanted, now: float) -> None:
+        """The peer does not have an object that its records lead to: try other edges."""
+        self._asked.discard(wanted)
+        self._try_later(wanted, now)
+        self.problem = NotFoundError(f"{self.peer}: {wanted}", found="the peer does not have it")
+        for plan in self._plans.values():
+            for manifest in plan.needed_by(wanted):
+                self._lacking[manifest] = now + self._policy.refused_delay
+                self._stale = True
+
+    def object_loaded(self, arrived: Arrived, now: float) -> None:
+        """Bytes that were held here already."""
+        self._asked.discard(arrived.wanted)
+        self._take(arrived, now, durable=True)
+
+    def load_failed(self, wanted: Wanted) -> None:
+        """What is held under that name is damaged or gone: it has to come from the peer again."""
+        self._asked.discard(wanted)
+        self._damaged.add(wanted.digest)
+
+    # Events: commits and the peer.
+
+    def committed(self, version: Version) -> None:
+        self._asked.discard(("commit", version))
+        self._backoffs.pop(("commit", version), None)
+        self._plans.pop(version, None)
+        self.problem = None
+        self._stale = True
+        self._forget_held()
+
+    def commit_failed(self, version: Version, error: DeltadError, now: float) -> None:
+        """The store did not take the version. Its own troubles pass; a contradiction is the peer's."""
+        self._asked.discard(("commit", version))
+        if not isinstance(error, (StoreError, NotFoundError)):
+            self._refuse(version, error, now)
+            return
+        self.problem = error
+        self._try_later(("commit", version), now)
+        if isinstance(error, NotFoundError) and version in self._plans:
+            self._plans[version] = self._plan(version, self._plans[version].edges)
+
+    def peer_down(self, until: float) -> None:
+        """Ask nothing of the peer before `until`. What is in flight is answered by events as ever."""
+        self._down_until = until
+
+    def peer_up(self) -> None:
+        self._down_until = 0.0
+
+    # Decisions.
+
+    def decide(self, now: float) -> tuple[Decision, ...]:
+        """What to do now; each thing is said once. Call it after every event and when a `Wait` is over."""
+        self._wake = None
+        self._forgive(now)
+        self._forget_held()
+        if self._stale:
+            self._stale = False
+            self._choose_ways()
+        decisions: list[Decision] = []
+        decisions += self._ask_records(now)
+        for version in sorted(self._plans):
+            decisions += self._ask_objects(version, now)
+        decisions += self._commit_next(now)
+        decisions.append(Wait(self._wake))
+        return tuple(decisions)
+
+    def _ask_records(self, now: float) -> Iterator[Decision]:
+        if self._walk and len(self._seen) > 1 and self._listed is None and self._may_ask(_LIST, now):
+            self._asked.add(_LIST)
+            yield ListVersions(self._latest)
+        for version in self._walk:
+            if self._may_ask(version, now):
+                self._asked.add(version)
+                yield FetchRecord(version)
+
+    def _ask_objects(self, version: Version, now: float) -> list[Decision]:
+        plan = self._plans[version]
+        decisions: list[Decision] = []
+        closed = True
+        while closed:
+            closed = False
+            plan.refill(4 * self._policy.in_flight)
+            for wanted in plan.open():
+                if wanted in self._asked:
+                    continue
+                held = self._is_held(wanted)
+                if held and not wanted.is_read:
+                    plan.close(wanted)
+                    closed = True
+                elif len(self._asked) >= self._policy.in_flight:
+                    break
+                elif held:
+                    self._asked.add(wanted)
+                    decisions.append(Load(wanted))
+                elif self._may_ask(wanted, now):
+                    self._asked.add(wanted)
+                    decisions.append(Fetch(wanted, version))
+        return decisions
+
+    def _is_held(self, wanted: Wanted) -> bool:
+        # A file of another size under that name is damaged, or the peer lies: its own bytes will tell.
+        return wanted.digest not in self._damaged and self._holdings.size(wanted.digest) == wanted.size
+
+    def _commit_next(self, now: float) -> Iterator[Decision]:
+        version = min(self._plans, default=None)
+        if version is None or not self._plans[version].complete:
+            return
+        key = ("commit", version)
+        if key not in self._asked and self._is_due(key, now):
+            self._asked.add(key)
+            yield Commit(version, self._plans[version].data)
+
+    def _may_ask(self, key: Hashable, now: float) -> bool:
+        if key in self._asked or len(self._asked) >= self._policy.in_flight:
+            return False
+        if now < self._down_until:
+            self._wake_at(self._down_until)
+            return False
+        return self._is_due(key, now)
+
+    def _is_due(self, key: Hashable, now: float) -> bool:
+        _, due = self._backoffs.get(key, (None, now))
+        if now < due:
+            self._wake_at(due)
+            return False
+        return True
+
+    def _wake_at(self, when: float) -> None:
+        self._wake = when if self._wake is None else min(self._wake, when)
+
+    def _try_later(self, key: Hashable, now: float) -> None:
+        fresh = Backoff(self._policy.first_delay, self._policy.longest_delay, self._rng)
+        backoff, _ = self._backoffs.get(key, (fresh, now))
+        self._backoffs[key] = backoff, backoff.failed(now)
+
+    # What leads where.
+
+    def _graph(self) -> Graph:
+        return Graph(
+            {version: seen.record for version, seen in self._seen.items()}, self._holdings, self._refused, self._lacking
+        )
+
+    def _choose_ways(self) -> None:
+        """Plan the newest version that can be reached, and those that it is reached through."""
+        ways = self._graph().ways()
+        for version in [version for version, plan in self._plans.items() if self._is_lacking(plan)]:
+            del self._plans[version]
+        self._walk_on(ways.unknown)
+        if ways.unknown:
+            return  # what is planned goes on; what the newest version needs is not known yet
+        if not ways.chain and self._seen:
+            self.problem = self.problem or NotFoundError(
+                f"{self.peer}: {VersionId(self.run, max(self._seen))}",
+                expected="an anchor, or a delta from a version that is held here",
+                found="neither",
+            )
+        old, self._plans = self._plans, {}
+        for version, edges in list(ways.chain.items())[: self._policy.versions_ahead]:
+            same = version in old and old[version].edges == edges
+            self._plans[version] = old[version] if same else self._plan(version, edges)
+        for key in [key for key in self._backoffs if isinstance(key, Wanted)]:
+            if not any(plan.wants(key) for plan in self._plans.values()):
+                del self._backoffs[key]
+
+    def _walk_on(self, unknown: frozenset[Version]) -> None:
+        """Ask for the records of these bases, and for some below them that will be bases in turn."""
+        self._walk = sorted(unknown, reverse=True)
+        if not unknown:
+            self._listed = None
+        for version in self._listed or ():
+            if len(self._walk) >= self._policy.records_ahead:
+                break
+            new = self._latest is None or version > self._latest
+            if new and version < min(unknown) and version not in self._seen and version not in self._refused:
+                self._walk.append(version)
+
+    def _is_lacking(self, plan: VersionPlan) -> bool:
+        return any(edge.manifest in self._lacking for edge in plan.edges.values())
+
+    def _plan(self, version: Version, edges: dict[str, EdgeRef]) -> VersionPlan:
+        seen, graph = self._seen[version], self._graph()
+        roots = {
+            name: root
+            for name, edge in edges.items()
+            if edge.base is not None and (root := graph.root(edge.base, name)) is not None
+        }
+        return VersionPlan(seen.record, seen.data, edges, roots, limits=self._limits)
+
+    # What is wrong, and for how long.
+
+    def _parse_record(self, data: bytes, asked: Version | None) -> VersionRecord:
+        thing = f"{self.peer}: record of {VersionId(self.run, asked) if asked else self.run}"
+        try:
+            record = decode_record(data, limits=self._limits)
+        except DeltadError as error:
+            raise PeerError(thing, found=str(error)) from None
+        if record.run != self.run or (asked is not None and record.version != asked):
+            raise PeerError(thing, found=f"that of {record.id}")
+        if len({variant.name for variant in record.variants}) != len(record.variants):
+            raise PeerError(thing, expected="each variant once")
+        for edge in (edge for variant in record.variants for edge in variant.edges):
+            if edge.base is not None and not record.parent_run and edge.base >= record.version:
+                raise PeerError(thing, expected=f"edges from versions below {record.version}", found=str(edge.base))
+        return record
+
+    def _take(self, arrived: Arrived, now: float, *, durable: bool) -> bool:
+        """Give an object to the plans that want it. False if it is flawed, or contradicts one of them."""
+        sound = arrived.flaw is None
+        for version, plan in sorted(self._plans.items()):
+            try:
+                plan.take(arrived, durable=durable)
+            except DeltadError as error:
+                self._refuse(version, error, now)
+                sound = False
+        return sound
+
+    def _refuse(self, version: Version, error: DeltadError, now: float) -> None:
+        self.problem = PeerError(f"{self.peer}: {VersionId(self.run, version)}", found=str(error))
+        self._refused[version] = now + self._policy.refused_delay
+        self._seen.pop(version, None)
+        self._plans.pop(version, None)
+        self._stale = True
+
+    def _forgive(self, now: float) -> None:
+        """Refused versions and edges that the peer lacked are looked at again after a while."""
+        for digest in [digest for digest, until in self._lacking.items() if until <= now]:
+            del self._lacking[digest]
+            self._stale = True
+        for version in [version for version, until in self._refused.items() if until <= now]:
+            del self._refused[version]
+            self._stale = True
+        for until in (*self._refused.values(), *self._lacking.values()):
+            self._wake_at(until)
+
+    def _forget_held(self) -> None:
+        """Drop what is durable, whoever made it so, and what is older than that."""
+        latest = self._holdings.latest()
+        if latest == self._latest or latest is None:
+            return
+        self._latest = latest
+        self._stale = True
+        for table in (self._seen, self._plans, self._refused):
+            for version in [version for version in table if version <= latest]:
+                del table[version]

@@ -1,0 +1,164 @@
+"""A daemon that pulls, without sockets or files: the pull machine, what it holds, and a peer in memory.
+
+Nothing happens by itself: `decide` collects decisions in `outstanding`, and whoever drives the test
+answers them, honestly with `answer`, or in any other way.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from deltad.delta.record import VersionRecord
+from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.protocol.pull import Commit, Decision, Fetch, FetchRecord, ListVersions, Load, Pull, PullPolicy, Wait
+from deltad.protocol.pull_plan import check_arrival
+from deltad.types import Digest, RunId, Version
+from tests.kit.versions import Published
+
+
+@dataclass
+class MemoryHoldings:
+    """Implements `deltad.protocol.pull_ways.Holdings`; what it holds survives a restart."""
+
+    records: dict[Version, VersionRecord] = field(default_factory=dict)
+    objects: dict[Digest, bytes] = field(default_factory=dict)
+
+    def latest(self) -> Version | None:
+        return max(self.records, default=None)
+
+    def record(self, version: Version) -> VersionRecord | None:
+        return self.records.get(version)
+
+    def size(self, digest: Digest) -> int | None:
+        data = self.objects.get(digest)
+        return None if data is None else len(data)
+
+    def hold(self, published: Published) -> None:
+        self.records[published.version] = published.record
+        self.objects |= published.objects
+
+
+class PullingDaemon:
+    """`peer` maps what the peer has: versions and objects; take away from it or add to it at will."""
+
+    def __init__(self, run: str, policy: PullPolicy, *, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.run = RunId(run)
+        self.policy = policy
+        self.limits = limits
+        self.now = 0.0
+        self.holdings = MemoryHoldings()
+        self.peer_records: dict[Version, bytes] = {}
+        self.peer_objects: dict[Digest, bytes] = {}
+        self.fetches: Counter[Digest] = Counter()
+        self.record_fetches: Counter[Version] = Counter()
+        self.commits: list[Version] = []
+        self.restart()
+
+    def restart(self) -> list[Decision]:
+        """A new life with the same holdings. Returns what was outstanding."""
+        lost = list(getattr(self, "outstanding", ()))
+        self.outstanding: list[Decision] = []
+        self.wake: float | None = None
+        self.pull = Pull(
+            self.run, "peer-1", self.holdings, rng=random.Random(1), policy=self.policy, limits=self.limits
+        )
+        return lost
+
+    def offer(self, *versions: Published) -> None:
+        """The peer has these from now on."""
+        for published in versions:
+            self.peer_records[published.version] = published.data
+            self.peer_objects |= published.objects
+
+    def notice(self, published: Published) -> None:
+        """The peer's latest record comes in."""
+        self.pull.record_seen(published.data, self.now)
+        self.decide()
+
+    def decide(self) -> None:
+        """Collect decisions, and hold them to what is promised of every one."""
+        *decisions, wait = self.pull.decide(self.now)
+        assert isinstance(wait, Wait), "the last decision says when to ask again"
+        assert wait.until is None or wait.until >= self.now
+        self.wake = wait.until
+        for decision in decisions:
+            assert decision not in self.outstanding, "a decision is given once"
+            if isinstance(decision, Fetch):
+                assert self.holdings.size(decision.wanted.digest) is None, "what is held is not asked for"
+                self.fetches[decision.wanted.digest] += 1
+            if isinstance(decision, FetchRecord):
+                assert decision.version not in self.holdings.records, "what is held is not asked for"
+                self.record_fetches[decision.version] += 1
+            self.outstanding.append(decision)
+        asked = [d for d in self.outstanding if not isinstance(d, Commit)]
+        assert len(asked) <= self.policy.in_flight, "no more is in flight than the policy allows"
+
+    def answer(self, decision: Decision) -> None:
+        """Carry a decision out with the peer as it is; it may be one of an earlier life."""
+        self._drop(decision)
+        match decision:
+            case FetchRecord(version):
+                if version in self.peer_records:
+                    self.pull.record_seen(self.peer_records[version], self.now, asked=version)
+                else:
+                    self.pull.record_missing(version, self.now)
+            case ListVersions(after):
+                self.pull.versions_listed(v for v in self.peer_records if after is None or v > after)
+            case Fetch(wanted):
+                if wanted.digest in self.peer_objects:
+                    arrived = check_arrival(wanted, self.peer_objects[wanted.digest], "peer-1", limits=self.limits)
+                    if self.pull.object_arrived(arrived, self.now):
+                        self.holdings.objects[wanted.digest] = arrived.data
+                        self.pull.object_stored(wanted)
+                else:
+                    self.pull.object_missing(wanted, self.now)
+            case Load(wanted):
+                data = self.holdings.objects[wanted.digest]
+                self.pull.object_loaded(check_arrival(wanted, data, "peer-1", limits=self.limits), self.now)
+            case Commit(version, data):
+                latest = self.holdings.latest()
+                assert latest is None or version > latest or version in self.holdings.records, "ascending order"
+                self.holdings.records[version] = self.pull.record_seen(data, self.now)
+                self.commits.append(version)
+                self.pull.committed(version)
+            case _:
+                raise AssertionError(decision)
+        self.decide()
+
+    def _drop(self, decision: Decision) -> None:
+        """No longer outstanding: the decision, and any other that the same answer satisfies."""
+        wanted = decision.wanted if isinstance(decision, (Fetch, Load)) else None
+        self.outstanding = [
+            d
+            for d in self.outstanding
+            if d != decision and (wanted is None or not isinstance(d, (Fetch, Load)) or d.wanted != wanted)
+        ]
+
+    def lose(self, decision: Decision) -> None:
+        """A decision fails."""
+        self.outstanding.remove(decision)
+        match decision:
+            case FetchRecord(version):
+                self.pull.record_failed(version, self.now)
+            case ListVersions():
+                self.pull.versions_listed(())
+            case Fetch(wanted):
+                self.pull.object_failed(wanted, self.now)
+            case _:
+                raise AssertionError(decision)
+        self.decide()
+
+    def finish(self) -> None:
+        """Answer everything honestly, letting time pass where the machine waits, until it rests."""
+        self.decide()
+        for _ in range(2_000):
+            if self.outstanding:
+                self.answer(self.outstanding[0])
+            elif self.wake is not None and self.pull.busy:
+                self.now = self.wake
+                self.decide()
+            else:
+                return
+        raise AssertionError(f"does not come to rest: {self.outstanding}, waiting for {self.wake}")

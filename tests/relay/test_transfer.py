@@ -1,0 +1,284 @@
+"""From store to store over real HTTP: what arrives, what it costs, and what happens when things break (P18-P20)."""
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from deltad.client.messages import RegionReport, RunReport
+from deltad.errors import DeniedError, NotFoundError, UnavailableError
+from deltad.types import RunId
+from tests.kit.chaos import ChaosProxy, Fault, Mishap, random_mishaps
+from tests.kit.regions import RUN, Downstream, Upstream
+from tests.kit.versions import Lineage, Published
+
+
+def assert_whole(downstream: Downstream, *versions: Published) -> None:
+    """The records are there, verbatim, and every object of theirs is there and is what its name says."""
+    for published in versions:
+        assert downstream.store.run(published.run).record_bytes(published.version) == published.data
+        for digest, data in published.objects.items():
+            assert downstream.store.read(digest) == data
+
+
+async def test_a_version_arrives_verbatim_and_every_body_byte_is_counted(tmp_path: Path) -> None:
+    first = Lineage().publish()
+    async with Upstream(tmp_path / "a") as upstream, Downstream(tmp_path / "b", upstream.url) as downstream:
+        upstream.publish(first)
+        await downstream.reaches(first.version)
+        assert_whole(downstream, first)
+        record, stats = downstream.committed[0]
+        assert record == first.record
+        assert stats.bytes == first.bytes
+        assert stats.record == len(first.data)
+        assert stats.layout == len(first.layout.encode())
+        assert stats.seconds > 0
+
+
+async def test_the_next_version_costs_only_what_is_not_held(tmp_path: Path) -> None:
+    lineage = Lineage()
+    first, second = lineage.publish(), lineage.publish()
+    async with Upstream(tmp_path / "a") as upstream, Downstream(tmp_path / "b", upstream.url) as downstream:
+        upstream.publish(first)
+        await downstream.reaches(first.version)
+        upstream.publish(second)
+        await downstream.reaches(second.version)
+        assert_whole(downstream, first, second)
+        new = [data for digest, data in second.objects.items() if digest not in first.objects]
+        assert downstream.committed[1][1].bytes == len(second.data) + sum(map(len, new))
+
+
+async def test_a_late_joiner_starts_at_the_newest_anchor(tmp_path: Path) -> None:
+    lineage = Lineage()
+    versions = [lineage.publish(anchor=i == 3) for i in range(6)]
+    async with Upstream(tmp_path / "a") as upstream:
+        upstream.publish(*versions)
+        async with Downstream(tmp_path / "b", upstream.url) as downstream:
+            await downstream.reaches(versions[-1].version)
+            held = [record.version.number for record in downstream.store.run(RUN).records()]
+            assert held == [4, 5, 6]
+
+
+async def test_a_daemon_that_was_away_takes_the_deltas_and_no_anchor_again(tmp_path: Path) -> None:
+    lineage = Lineage()
+    versions = [lineage.publish() for _ in range(3)]
+    async with Upstream(tmp_path / "a") as upstream, Downstream(tmp_path / "b", upstream.url) as downstream:
+        upstream.publish(*versions)
+        await downstream.reaches(versions[-1].version)
+        await downstream.stop()
+        later = [lineage.publish(anchor=i % 3 == 0) for i in range(7)]
+        upstream.publish(*later)
+        downstream.start()
+        await downstream.reaches(later[-1].version)
+        assert [r.version for r in downstream.store.run(RUN).records()] == [v.version for v in (*versions, *later)]
+        anchor = max(len(data) for data in later[0].objects.values())
+        assert all(stats.chunk < anchor for _, stats in downstream.committed[3:])
+
+
+@pytest.mark.parametrize("runs", [("*",), (RUN,)])
+async def test_a_run_that_does_not_exist_yet_is_picked_up_when_it_does(tmp_path: Path, runs: tuple[str, ...]) -> None:
+    first = Lineage().publish()
+    async with Upstream(tmp_path / "a") as upstream, Downstream(tmp_path / "b", upstream.url, runs=runs) as downstream:
+        assert await downstream.puller.pull_once(RUN, 10) is True
+        upstream.publish(first)
+        await downstream.reaches(first.version)
+
+
+async def test_several_runs_are_pulled_side_by_side_and_others_are_left_alone(tmp_path: Path) -> None:
+    ours, theirs, other = Lineage("ours").publish(), Lineage("theirs", seed=1).publish(), Lineage("other").publish()
+    async with (
+        Upstream(tmp_path / "a") as upstream,
+        Downstream(tmp_path / "b", upstream.url, runs=("ours", "theirs")) as downstream,
+    ):
+        upstream.publish(ours, theirs, other)
+        await downstream.reaches(ours.version, run=ours.run)
+        await downstream.reaches(theirs.version, run=theirs.run)
+        assert downstream.store.runs() == ["ours", "theirs"]
+        assert not downstream.puller.follows(RunId("other"))
+        with pytest.raises(NotFoundError, match="not pulled from"):
+            await downstream.puller.pull_once(RunId("other"), 1)
+
+
+async def test_pull_once_answers_when_all_that_the_upstream_had_is_durable(tmp_path: Path) -> None:
+    lineage = Lineage()
+    versions = [lineage.publish() for _ in range(3)]
+    async with Upstream(tmp_path / "a") as upstream, Downstream(tmp_path / "b", upstream.url) as downstream:
+        for published in versions:
+            published.commit_into(upstream.store)  # and nobody is told
+        assert await downstream.puller.pull_once(RUN, 30) is True
+        assert_whole(downstream, *versions)
+
+
+async def test_pull_once_says_what_is_in_the_way(tmp_path: Path) -> None:
+    async with Upstream(tmp_path / "a") as upstream:
+        async with Downstream(tmp_path / "b", upstream.url) as downstream:
+            await upstream.stop()
+            with pytest.raises(UnavailableError, match=f"{upstream.url}: connection refused"):
+                await downstream.puller.pull_once(RUN, 0.2)
+        with pytest.raises(UnavailableError, match="not begun"):
+            await downstream.puller.pull_once(RUN, 0.2)
+
+
+async def test_a_wrong_token_is_said_once_and_a_corrected_one_is_used(tmp_path: Path) -> None:
+    first = Lineage().publish()
+    async with Upstream(tmp_path / "a") as upstream:
+        upstream.publish(first)
+        with capture_logs() as logs:
+            async with Downstream(tmp_path / "b", upstream.url, token="wrong") as downstream:
+                for _ in range(3):
+                    with pytest.raises(DeniedError, match="a token that it accepts"):
+                        await downstream.puller.pull_once(RUN, 10)
+                view = downstream.puller.view()
+                assert not view.up
+                assert "token" in view.error
+                assert downstream.objects() == set()
+                assert [entry["kind"] for entry in logs if entry["event"] == "upstream_trouble"] == ["Denied"]
+                downstream.token = upstream.token
+                await downstream.reaches(first.version)
+                assert downstream.puller.view().error == ""
+
+
+async def test_pulling_goes_on_by_itself_when_the_upstream_comes_back(tmp_path: Path) -> None:
+    lineage = Lineage()
+    first, second = lineage.publish(), lineage.publish()
+    async with Upstream(tmp_path / "a") as upstream, Downstream(tmp_path / "b", upstream.url) as downstream:
+        upstream.publish(first)
+        await downstream.reaches(first.version)
+        await upstream.stop()
+        with pytest.raises(UnavailableError):
+            await downstream.puller.pull_once(RUN, 0.2)
+        assert "connection refused" in downstream.puller.view().error
+        second.commit_into(upstream.store)
+        await upstream.start()
+        await downstream.reaches(second.version)
+
+
+async def test_a_cut_download_goes_on_inside_the_object(tmp_path: Path) -> None:
+    lineage = Lineage(tensors=1, elements=1 << 18, limits=Lineage().limits.__class__())
+    first = lineage.publish()
+    largest = max(map(len, first.objects.values()))
+    assert largest > 400_000
+    async with (
+        Upstream(tmp_path / "a") as upstream,
+        ChaosProxy(0) as proxy,
+        Downstream(tmp_path / "b", proxy.url, connections=1) as downstream,
+    ):
+        proxy.upstream_port = upstream.port
+        upstream.publish(first)
+        # Heads and small objects take a few kilobytes, so these fall into the one large chunk.
+        proxy.plan(*(Mishap(at, Fault.CUT) for at in (100_000, 200_000, 300_000)))
+        await downstream.reaches(first.version)
+        assert_whole(downstream, first)
+        assert len(proxy.happened) == 3
+        wasted = downstream.committed[0][1].bytes - first.bytes
+        assert wasted < 3 * 64 * 1024, "what had come before a cut is not fetched again"
+
+
+async def test_a_restart_half_way_fetches_at_most_what_was_in_flight_again(tmp_path: Path) -> None:
+    lineage = Lineage(tensors=8, elements=8192)
+    first = lineage.publish()
+    largest = max(map(len, first.objects.values()))
+    connections = 2
+    async with Upstream(tmp_path / "a") as upstream, ChaosProxy(0) as proxy:
+        proxy.upstream_port = upstream.port
+        upstream.publish(first)
+        received, restarts = 0, 4
+        async with Downstream(tmp_path / "b", proxy.url, connections=connections) as downstream:
+            for _ in range(restarts):
+                at = first.bytes // 8
+                proxy.plan(Mishap(at, Fault.STALL), Mishap(at + 1, Fault.STALL))
+                await proxy.until_happened(1)
+                received += downstream.puller.view().bytes_received
+                await downstream.stop()
+                assert downstream.store.run(RUN).latest() is None
+                downstream.start()
+            proxy.plan()
+            await downstream.reaches(first.version)
+            received += downstream.puller.view().bytes_received
+            assert_whole(downstream, first)
+            # Per life: what was in flight or just being stored, the record, and who the upstream is.
+            assert received - first.bytes <= restarts * (2 * connections * largest + 4096)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_whatever_happens_to_the_bytes_only_the_true_ones_are_kept(tmp_path: Path, seed: int) -> None:
+    lineage = Lineage(tensors=2, seed=seed)
+    versions = [lineage.publish() for _ in range(3)]
+    async with (
+        Upstream(tmp_path / "a") as upstream,
+        ChaosProxy(0) as proxy,
+        Downstream(tmp_path / "b", proxy.url, connections=3) as downstream,
+    ):
+        proxy.upstream_port = upstream.port
+        upstream.publish(*versions)
+        proxy.plan(*random_mishaps(seed, count=40, within=2 * sum(v.bytes for v in versions)))
+        await downstream.reaches(versions[-1].version)
+        assert_whole(downstream, *(v for v in versions if downstream.store.run(RUN).latest()))
+        known = lineage.objects()
+        assert downstream.objects() <= known.keys(), "nothing else was stored"
+
+
+async def test_a_flipped_byte_names_the_peer_that_sent_it(tmp_path: Path) -> None:
+    first = Lineage(tensors=1, elements=1 << 16, limits=Lineage().limits.__class__()).publish()
+    async with (
+        Upstream(tmp_path / "a") as upstream,
+        ChaosProxy(0) as proxy,
+        Downstream(tmp_path / "b", proxy.url, connections=1) as downstream,
+    ):
+        proxy.upstream_port = upstream.port
+        with capture_logs() as logs:
+            proxy.plan(Mishap(60_000, Fault.FLIP))
+            upstream.publish(first)
+            await downstream.reaches(first.version)
+        assert_whole(downstream, first)
+        errors = [entry["error"] for entry in logs if entry.get("kind") == "Peer"]
+        assert len(errors) == 1
+        assert errors[0].startswith(f"{proxy.url}: chunk ")
+        assert "SHA-256" in errors[0]
+
+
+async def test_a_stalled_reply_is_cut_and_asked_for_again(tmp_path: Path) -> None:
+    first = Lineage().publish()
+    async with (
+        Upstream(tmp_path / "a") as upstream,
+        ChaosProxy(0) as proxy,
+        Downstream(tmp_path / "b", proxy.url) as downstream,
+    ):
+        proxy.upstream_port = upstream.port
+        upstream.publish(first)
+        proxy.plan(Mishap(5000, Fault.STALL), Mishap(9000, Fault.STALL))
+        await downstream.reaches(first.version)
+        assert_whole(downstream, first)
+        assert len(proxy.happened) == 2
+
+
+async def test_a_report_goes_up_when_it_changes_and_again_before_it_grows_old(tmp_path: Path) -> None:
+    async with Upstream(tmp_path / "a") as upstream, Downstream(tmp_path / "b", upstream.url) as downstream:
+        assert await upstream.announcements.wait_until(lambda: upstream.reports or None, 30)
+        changed = RegionReport("downstream", "boot-1", 7, {"policy": RunReport(latest="v000009")})
+        downstream.report = changed
+        downstream.announcements.announce()
+        assert await upstream.announcements.wait_until(lambda: changed in upstream.reports or None, 30)
+        count = len(upstream.reports)
+        assert await upstream.announcements.wait_until(lambda: len(upstream.reports) > count or None, 30)
+
+
+async def test_the_view_tells_what_is_going_on_in_words(tmp_path: Path) -> None:
+    first = Lineage().publish()
+    async with Upstream(tmp_path / "a") as upstream, Downstream(tmp_path / "b", upstream.url) as downstream:
+        assert await downstream.puller.pull_once(RUN, 10)
+        assert downstream.puller.view().activity == "no version yet"
+        upstream.publish(first)
+        await downstream.reaches(first.version)
+        view = downstream.puller.view()
+        assert view.activity == downstream.puller.activity(RUN) == "up to date at v000001"
+        assert view.up
+        assert view.rtt > 0
+        assert view.bytes_received >= first.bytes
+        await upstream.stop()
+        with pytest.raises(UnavailableError):
+            await downstream.puller.pull_once(RUN, 0.2)
+        downstream.puller.link.rests_until += 60
+        activity = downstream.puller.view().activity
+        assert activity.startswith("waiting 6")
+        assert activity.endswith("s before trying again: connection refused")

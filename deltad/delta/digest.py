@@ -137,4 +137,3 @@ def unpack_sums(data: bytes, tensors: int) -> U64:
 def root_of(layout: Layout, sums: U64) -> Digest:
     """The digest of ALL weights: SHA-256 over the tensor table and every tensor's sum, in layout order."""
     return sha256(b"deltad root\0" + layout.table_digest + pack_sums(sums))
-

@@ -19,7 +19,9 @@ BACKEND = choose()
 SMALL = Limits(chunk_bytes=2048, frame_lanes=700)
 
 
-def encode(layout: Layout, target: ArrayWeights, base: ArrayWeights | None = None, limits: Limits = SMALL) -> EdgeEncoder:
+def encode(
+    layout: Layout, target: ArrayWeights, base: ArrayWeights | None = None, limits: Limits = SMALL
+) -> EdgeEncoder:
     sums = None if base is None else sum_weights(layout, base)
     return EdgeEncoder(layout, target, BACKEND, base=base, base_sums=sums, limits=limits)
 

@@ -27,7 +27,9 @@ from deltad.types import Version
 from tests.kit.weights import layouts
 
 DIGEST = bytes(range(32))
-LAYOUT = Layout(0, (TensorSpec("a", "BF16", (2, 3)), TensorSpec("b", "F32", (4,))), (FileSpec("config.json", 2, DIGEST),))
+LAYOUT = Layout(
+    0, (TensorSpec("a", "BF16", (2, 3)), TensorSpec("b", "F32", (4,))), (FileSpec("config.json", 2, DIGEST),)
+)
 MANIFEST = Manifest(
     format=0,
     least_reader=0,
@@ -149,7 +151,14 @@ VARIANT = RECORD.variants[0]
         ({"variants": (msgspec.structs.replace(VARIANT, edges=()),)}, "at least one edge"),
         ({"variants": (msgspec.structs.replace(VARIANT, root=b""),)}, "32 bytes"),
         ({"variants": (msgspec.structs.replace(VARIANT, layout_size=2**40),)}, "layout of"),
-        ({"variants": (msgspec.structs.replace(VARIANT, edges=(EdgeRef(EdgeKind.ANCHOR, Version(1, 1), DIGEST, 1),)),)}, "base exactly"),
+        (
+            {
+                "variants": (
+                    msgspec.structs.replace(VARIANT, edges=(EdgeRef(EdgeKind.ANCHOR, Version(1, 1), DIGEST, 1),)),
+                )
+            },
+            "base exactly",
+        ),
     ],
 )
 def test_a_record_that_breaks_a_rule_is_refused_in_words(fields: dict[str, Any], said: str) -> None:

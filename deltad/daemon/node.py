@@ -48,6 +48,8 @@ log = structlog.get_logger()
 
 _TRAILING_NUMBER = re.compile(r"([0-9]{1,15})\Z")
 _ALL = "*"
+MEASURE_SECONDS = 30.0
+"""How often the size of the store is measured, which walks all of it."""
 
 
 class Node:
@@ -70,6 +72,7 @@ class Node:
         self._origins: dict[RunId, Origin] = {}
         self._started = time.monotonic()
         self._store_bytes = 0
+        self._next_measure = 0.0
 
     # Runs.
 
@@ -129,7 +132,6 @@ class Node:
         versions.note(record.version, seconds=Seconds(transfer=stats.seconds), pulled_bytes=stats.bytes)
         info = versions.info(record.version)
         self.metrics.pulled(info)
-        log.info("version_pulled", run=record.run, version=info.version, kind=info.kind, bytes=stats.bytes)
         self.announcements.announce()
 
     # The port of the local API.
@@ -228,7 +230,9 @@ class Node:
 
     async def do_chores(self) -> None:
         """Refresh gauges, drop exports that nobody needs, let mirrors catch up."""
-        self._store_bytes = await asyncio.to_thread(self.store.used_bytes)
+        if time.monotonic() >= self._next_measure:
+            self._store_bytes = await asyncio.to_thread(self.store.used_bytes)
+            self._next_measure = time.monotonic() + MEASURE_SECONDS
         self.metrics.store(used=self._store_bytes, free=self.store.free_bytes())
         for upstream in self._upstreams():
             self.metrics.upstream(upstream.url, up=upstream.up)

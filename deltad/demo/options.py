@@ -11,7 +11,7 @@ class DemoOptions:
     """The demo's options. Relative paths are relative to the current directory.
 
     `steps`: optimiser steps; versions are one more, the base policy being the first.
-    `learning_rate`: AdamW's; None takes 1e-6, or 1e-3 with `quick`.
+    `learning_rate`: AdamW's; None takes 1e-6.
     `quick`: a tiny random model in place of SmolLM2-135M-Instruct.
     `report`: where the JSON report is written.
     `keep`: a directory for everything that the demo writes; None takes a temporary one, removed at the end.
@@ -19,7 +19,7 @@ class DemoOptions:
     `seed`: of prompts, sampling and, with `quick`, the weights.
     `as_json`: print the report in place of the table; progress goes to standard error.
     `evaluate`: held-out prompts whose reward the trainer measures before and after; 0 measures none.
-    `events`: a file that receives the trainer's event lines; None keeps them in the work directory.
+    `events`: a file that receives the trainer's event lines too; they are in its log in any case.
     """
 
     steps: int = 6

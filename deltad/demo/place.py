@@ -54,6 +54,11 @@ class Region:
         return self.directory / "checkpoints"
 
     @property
+    def temporary(self) -> Path:
+        """For the temporary files of the region's programs: they go when the region goes."""
+        return self.directory / "tmp"
+
+    @property
     def ready(self) -> Path:
         """What the replica writes once it serves; used in region 2 alone."""
         return self.directory / "replica-url"
@@ -72,11 +77,6 @@ class Place:
     relay_link: str
     replica: str
     rollout_link: str
-
-    @property
-    def events(self) -> Path:
-        """All event lines of the trainer."""
-        return self.directory / "trainer.jsonl"
 
     @property
     def state_file(self) -> Path:
@@ -147,9 +147,9 @@ def make_place(keep: Path | None) -> Place:
 
 def _write(place: Place) -> None:
     place.directory.mkdir(parents=True, exist_ok=True)
-    for directory in (place.log("x").parent, place.link_stats("x").parent, place.region_1.checkpoints):
+    regions = (place.region_1.temporary, place.region_2.temporary, place.region_1.checkpoints)
+    for directory in (place.log("x").parent, place.link_stats("x").parent, *regions):
         directory.mkdir(parents=True)
-    place.region_2.directory.mkdir()
     token = secrets.token_urlsafe(32)
     for region, text in ((place.region_1, origin_config(place)), (place.region_2, remote_config(place))):
         region.config.write_text(text)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from deltad.demo import tether
@@ -55,12 +56,13 @@ class RestartRule:
 class Program:
     """What to run. Without a `restart` rule its end is final: an error, unless it `may_end` with code 0.
 
-    Standard error goes to `log`; standard output too, unless `on_line` takes it line by line.
+    Its output goes to `log`; `on_line` is given each line of standard output as well.
     """
 
     name: str
     arguments: tuple[str, ...]
     log: Path
+    environment: Mapping[str, str]
     restart: RestartRule | None = None
     may_end: bool = False
     on_line: Callable[[bytes], None] | None = None
@@ -73,7 +75,6 @@ class Child:
         self,
         program: Program,
         *,
-        environment: Mapping[str, str],
         on_change: Callable[[Child], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -81,7 +82,6 @@ class Child:
         self.pid = 0
         self.starts = 0
         self.last_code: int | None = None
-        self._environment = environment
         self._on_change = on_change
         self._clock = clock
         self._stopping = False
@@ -101,17 +101,19 @@ class Child:
                 raise ProgramEndedError(self.program.name, found=describe_exit(code), log=self.program.log)
 
     async def _run_once(self) -> int:
-        output = asyncio.subprocess.PIPE if self.program.on_line else None
-        with self.program.log.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *self.program.arguments),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output or log,
-                stderr=log,
-                env=dict(self._environment),
-                limit=LINE_BYTES,
-                start_new_session=True,
-            )
+        with self.program.log.open("ab", buffering=0) as log:
+            return await self._run_with(log)
+
+    async def _run_with(self, log: FileIO) -> int:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *self.program.arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE if self.program.on_line else log,
+            stderr=log,
+            env=dict(self.program.environment),
+            limit=LINE_BYTES,
+            start_new_session=True,
+        )
         self.pid = self._group = process.pid
         self.last_code = None
         self.starts += 1
@@ -121,6 +123,7 @@ class Child:
         try:
             if process.stdout is not None and self.program.on_line is not None:
                 while line := await process.stdout.readline():
+                    log.write(line)
                     self.program.on_line(line)
             self.last_code = await process.wait()
         finally:
@@ -150,8 +153,7 @@ class Child:
 class Supervisor:
     """All programs of the demo. `start` returns at once; `failed` is done when one ended that should not have."""
 
-    def __init__(self, *, environment: Mapping[str, str], on_change: Callable[[Child], None]) -> None:
-        self._environment = environment
+    def __init__(self, *, on_change: Callable[[Child], None]) -> None:
         self._on_change = on_change
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.children: dict[str, Child] = {}
@@ -159,7 +161,7 @@ class Supervisor:
 
     def start(self, program: Program) -> Child:
         """Start a program and keep watching it."""
-        child = Child(program, environment=self._environment, on_change=self._on_change)
+        child = Child(program, on_change=self._on_change)
         task = asyncio.create_task(child.run(), name=program.name)
         task.add_done_callback(self._ended)
         self.children[program.name] = child

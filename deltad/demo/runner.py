@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
-from collections.abc import Coroutine, Mapping
-from io import RawIOBase
+from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,7 +21,7 @@ import msgspec
 
 from deltad.demo.observe import Observer
 from deltad.demo.options import DemoOptions
-from deltad.demo.place import REPLICA, RUN, VARIANT, Place, make_place
+from deltad.demo.place import REPLICA, RUN, VARIANT, Place, Region, make_place
 from deltad.demo.process import Child, Program, ProgramEndedError, RestartRule, Supervisor, describe_exit, tail
 from deltad.demo.progress import Progress, clean, make_progress, show_report
 from deltad.demo.report import Ledger, LinkReport, parse_line
@@ -31,7 +30,6 @@ from deltad.errors import NotFoundError, StoreError
 __all__ = ["DemoOptions", "run_demo"]
 
 _LEARNING_RATE = 1e-6
-_QUICK_LEARNING_RATE = 1e-3
 _LAST_FACTS_SECONDS = 20.0
 _STOP_ORDER = (("trainer", "model"), ("replica",), ("daemon-b", "daemon-a"), ("relay-link", "rollout-link"))
 
@@ -92,14 +90,14 @@ class _Demo:
 
     async def run(self) -> None:
         """Until the trainer is done and everything is stopped again. Raises ProgramEndedError."""
-        self._supervisor = Supervisor(environment=_environment(self._options), on_change=self._changed)
+        self._supervisor = Supervisor(on_change=self._changed)
         self._take_signals()
         try:
-            model = await self._model()
-            with (self._options.events or self.place.events).open("ab", buffering=0) as events:
-                for program in self._programs(model, events):
-                    self._supervisor.start(program)
-                await self._first_of(self._supervisor.wait("trainer"), self._observer.run())
+            for program in self._programs():
+                self._supervisor.start(program)
+            # The model is made while the replica loads its libraries.
+            self._supervisor.start(self._trainer(await self._model()))
+            await self._first_of(self._supervisor.wait("trainer"), self._observer.run())
             await self._first_of(self._observer.complete(_LAST_FACTS_SECONDS))
         finally:
             self._news()
@@ -136,82 +134,80 @@ class _Demo:
 
     async def _model(self) -> Path:
         """The checkpoint to start from; made once, then kept for the next demo. Raises ProgramEndedError."""
+        place = self.place
         name = f"tiny-{self._options.seed}" if self._options.quick else "SmolLM2-135M-Instruct"
-        models = self.place.directory / "models" if self._options.keep else _cache() / "models"
-        model = models / name
-        if not (model / "config.json").exists():
+        model = (place.directory if self._options.keep else _cache()) / "models" / name
+        if not model.exists():
             self._progress.say(f"preparing the model {name}")
-            models.mkdir(parents=True, exist_ok=True)
-            making = models / f".{name}.{os.getpid()}"
             kind = ("--tiny", "--seed", str(self._options.seed)) if self._options.quick else ()
-            try:
-                self._supervisor.start(
-                    Program(
-                        "model",
-                        (sys.executable, "-m", "trainer_plugin.rl.model", "--out", str(making), *kind),
-                        self.place.log("model"),
-                        may_end=True,
-                    )
-                )
-                await self._supervisor.wait("model")
-                # In one step, so that a demo that was stopped here leaves no half of a model for the next one.
-                with contextlib.suppress(FileExistsError):
-                    making.rename(model)
-            finally:
-                shutil.rmtree(making, ignore_errors=True)
+            making = self._program("model", place.region_1, "trainer_plugin.rl.model", "--out", str(model), *kind)
+            self._supervisor.start(replace(making, may_end=True))
+            await self._first_of(self._supervisor.wait("model"))
         return model
 
-    def _programs(self, model: Path, events: RawIOBase) -> list[Program]:
+    def _programs(self) -> list[Program]:
         place, again = self.place, RestartRule()
         return [
             self._link("relay-link", place.relay_link, place.relay),
             self._link("rollout-link", place.rollout_link, place.replica),
-            self._program("daemon-a", "deltad", "serve", "--config", str(place.region_1.config), restart=again),
-            self._program("daemon-b", "deltad", "serve", "--config", str(place.region_2.config), restart=again),
+            self._program(
+                "daemon-a", place.region_1, "deltad", "serve", "--config", str(place.region_1.config), restart=again
+            ),
+            self._program(
+                "daemon-b", place.region_2, "deltad", "serve", "--config", str(place.region_2.config), restart=again
+            ),
             self._program(
                 "replica",
+                place.region_2,
                 *("rollout_plugin", "--socket", str(place.region_2.socket), "--run", RUN, "--variant", VARIANT),
                 *("--name", REPLICA, "--listen", place.replica, "--ready-file", str(place.region_2.ready)),
             ),
-            self._trainer(model, events),
         ]
 
     def _link(self, name: str, listen: str, target: str) -> Program:
         options = self._options
         return self._program(
             name,
+            self.place.region_2,
             *("deltad.demo.link", "--listen", listen, "--target", target, "--rtt-ms", f"{options.rtt_ms:g}"),
             *("--mbit", f"{options.mbit:g}", "--stats-file", str(self.place.link_stats(name))),
             restart=RestartRule(),
         )
 
-    def _trainer(self, model: Path, events: RawIOBase) -> Program:
+    def _trainer(self, model: Path) -> Program:
         options, place = self._options, self.place
-        rate = options.learning_rate
-        if rate is None:
-            rate = _QUICK_LEARNING_RATE if options.quick else _LEARNING_RATE
+        rate = _LEARNING_RATE if options.learning_rate is None else options.learning_rate
         task = ("--task", "tokens", "--max-new-tokens", "8") if options.quick else ("--task", "arithmetic")
 
         def take(line: bytes) -> None:
-            events.write(line)
+            if options.events is not None:
+                with options.events.open("ab") as file:
+                    file.write(line)
             if (event := parse_line(line)) is not None:
                 self._observer.trainer_says(event)
 
-        return Program(
+        program = self._program(
             "trainer",
-            (
-                *(sys.executable, "-m", "trainer_plugin.rl", "--model", str(model), "--run", RUN),
-                *("--checkpoints", str(place.region_1.checkpoints), "--socket", str(place.region_1.socket)),
-                *("--rollouts", f"http://{place.rollout_link}", "--steps", str(options.steps), "--lr", f"{rate:g}"),
-                *("--seed", str(options.seed), "--evaluate", str(options.evaluate), *task),
-            ),
-            place.log("trainer"),
-            may_end=True,
-            on_line=take,
+            place.region_1,
+            *("trainer_plugin.rl", "--model", str(model), "--run", RUN, "--socket", str(place.region_1.socket)),
+            *("--checkpoints", str(place.region_1.checkpoints), "--rollouts", f"http://{place.rollout_link}"),
+            *("--steps", str(options.steps), "--lr", f"{rate:g}", "--seed", str(options.seed)),
+            *("--evaluate", str(options.evaluate), *task),
         )
+        return replace(program, may_end=True, on_line=take)
 
-    def _program(self, name: str, *arguments: str, restart: RestartRule | None = None) -> Program:
-        return Program(name, (sys.executable, "-m", *arguments), self.place.log(name), restart)
+    def _program(self, name: str, region: Region, *arguments: str, restart: RestartRule | None = None) -> Program:
+        environment = dict(
+            os.environ,
+            PYTHONUNBUFFERED="1",
+            TOKENIZERS_PARALLELISM="false",
+            HF_HUB_OFFLINE="1",
+            TMPDIR=str(region.temporary),
+        )
+        if self._options.quick:
+            # Threads cost more than they bring to a model this small.
+            environment["OMP_NUM_THREADS"] = "1"
+        return Program(name, (sys.executable, "-m", *arguments), self.place.log(name), environment, restart)
 
     def _changed(self, child: Child) -> None:
         """A program was started or has ended."""
@@ -242,14 +238,6 @@ class _Demo:
         if state != self._state:
             _write(self.place.state_file, state)
             self._state = state
-
-
-def _environment(options: DemoOptions) -> Mapping[str, str]:
-    found = dict(os.environ, PYTHONUNBUFFERED="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
-    if options.quick:
-        # Threads cost more than they bring to a model this small.
-        found["OMP_NUM_THREADS"] = "1"
-    return found
 
 
 def _cache() -> Path:

@@ -9,13 +9,17 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deltad.demo.process import tail
+
 LAST_LINES = 40
+PATIENCE_SECONDS = 150
 
 
 class Demo:
@@ -41,7 +45,12 @@ class Demo:
             self.lines.append(line.rstrip())
             if words in line:
                 return
-        pytest.fail(f"the demo ended without saying {words!r}:\n" + "\n".join(self.lines[-LAST_LINES:]))
+        pytest.fail(f"the demo ended without saying {words!r}:\n" + self.last_words())
+
+    def last_words(self) -> str:
+        """The last lines of the demo and of every program's log, as far as they are left."""
+        logs = sorted(self._directory.glob("deltad-demo-*/logs/*.log"))
+        return "\n".join(self.lines[-LAST_LINES:] + [f"== {log.name}\n{tail(log)}" for log in logs])
 
     def state(self) -> dict[str, Any]:
         (path,) = self._directory.glob("deltad-demo-*/demo-state.json")
@@ -72,9 +81,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextlib.contextmanager
 def running(directory: Path, models: Path, *options: str) -> Iterator[Demo]:
     demo = Demo(directory, models, *options)
+    # One that hangs is stopped, and what its programs said last is shown, before the test itself times out.
+    patience = threading.Timer(PATIENCE_SECONDS, lambda: print(demo.last_words()) or demo.process.terminate())
+    patience.start()
     try:
         yield demo
     finally:
+        patience.cancel()
         demo.process.terminate()
         demo.finish()
         assert demo.process.stdout is not None
@@ -83,7 +96,7 @@ def running(directory: Path, models: Path, *options: str) -> Iterator[Demo]:
 
 def assert_proven(demo: Demo, *, versions: int) -> None:
     code = demo.finish()
-    said = "\n".join(demo.lines[-LAST_LINES:])
+    said = demo.last_words()
     assert code == 0, said
     assert demo.lines[-1] == "all_match: true", said
     report = demo.report()

@@ -41,7 +41,7 @@ class Watch:
 @contextlib.asynccontextmanager
 async def supervised() -> AsyncIterator[tuple[Supervisor, Watch]]:
     watch = Watch()
-    supervisor = Supervisor(environment=os.environ, on_change=watch)
+    supervisor = Supervisor(on_change=watch)
     try:
         yield supervisor, watch
     finally:
@@ -49,7 +49,7 @@ async def supervised() -> AsyncIterator[tuple[Supervisor, Watch]]:
 
 
 def program(tmp_path: Path, code: str, **options: object) -> Program:
-    return Program("child", (sys.executable, "-c", code), tmp_path / "child.log", **options)  # type: ignore[arg-type]
+    return Program("child", (sys.executable, "-c", code), tmp_path / "child.log", os.environ, **options)  # type: ignore[arg-type]
 
 
 def is_alive(pid: int) -> bool:

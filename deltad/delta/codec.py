@@ -24,7 +24,6 @@ from deltad.errors import BaseMismatchError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.types import Digest
 
-
 DELTA_FRAME_BYTES = 16 << 20
 """Weights that one frame of a delta covers: large enough for good statistics, small enough to hold."""
 

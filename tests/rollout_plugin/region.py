@@ -224,6 +224,10 @@ class Region(MemoryOperations):
             started.set()
             await self._end.wait()
             # Like SIGKILL, as far as a client can tell: sockets close in mid-answer.
+            for site in list(runner.sites):
+                await site.stop()
+            for _ in range(5):  # what was just accepted becomes a connection
+                await asyncio.sleep(0)
             for connection in list(runner.server.connections):
                 if connection.transport is not None:
                     connection.transport.abort()

@@ -87,14 +87,15 @@ def test_a_ratio_outside_the_clip_teaches_nothing_more(tiny: Path) -> None:
     assert bits(learner) == before
 
 
-def test_the_published_policy_is_the_master_rounded_to_bf16(tiny: Path) -> None:
+def test_the_published_policy_is_the_masters_rounded_to_bf16(tiny: Path) -> None:
     learner = Learner(tiny, learning_rate=1e-3)
     learner.step([Group(PROMPT, (answer(learner, (1, 2), 1.0), answer(learner, (3, 4), 0.0)))])
-    for policy, master in zip(learner.policy.parameters(), learner._master.parameters(), strict=True):
+    for policy, master in zip(learner.policy.parameters(), learner.masters, strict=True):
         assert torch.equal(policy, master.to(torch.bfloat16))
+        assert not torch.equal(policy.float(), master)
 
 
-def test_steps_smaller_than_a_bf16_rounding_add_up_in_the_master(tiny: Path) -> None:
+def test_steps_smaller_than_a_bf16_rounding_add_up_in_the_masters(tiny: Path) -> None:
     learner = Learner(tiny, learning_rate=1e-6)
     start = bits(learner)
     changed = []

@@ -1,6 +1,6 @@
 """Sums of two small numbers, asked through the chat template, with one worked example before the question.
 
-The reward is 1 if the last number of the answer is the sum, else 0. One in five pairs is held out.
+The reward is 1 if the last number of the answer is the sum, else 0. A quarter of all pairs is held out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 from trainer_plugin.rl.tasks import Prompt
 
-_LARGEST = 12
+_LARGEST = 20
+_HELD_OUT = 100
 _EXAMPLE = (1, 4)
 _NUMBER = re.compile(r"[0-9]+", re.ASCII)
 
@@ -27,8 +28,8 @@ class Arithmetic:
         self._seed = seed
         pairs = [(a, b) for a in range(1, _LARGEST + 1) for b in range(1, _LARGEST + 1) if (a, b) != _EXAMPLE]
         random.Random("held out").shuffle(pairs)  # noqa: S311 (the split is the same for every seed)
-        self._held_out = pairs[: len(pairs) // 5]
-        self._training = pairs[len(pairs) // 5 :]
+        self._held_out = pairs[:_HELD_OUT]
+        self._training = pairs[_HELD_OUT:]
 
     def prompts(self, step: int, count: int) -> list[Prompt]:
         rng = random.Random(f"{self._seed} {step}")  # noqa: S311

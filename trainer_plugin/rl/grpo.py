@@ -1,13 +1,15 @@
-"""GRPO on two cores: fp32 master weights, AdamW, and the bf16 policy that is published.
+"""GRPO on two cores: fp32 master weights under AdamW, and the bf16 policy that is published and sampled.
 
 For a group of answers to one prompt with rewards r, the advantage of answer i is (r_i - mean r) / std r
 (Shao et al. 2024, DeepSeekMath, §4.1). The loss is the clipped surrogate over whole answers,
 
     -mean_i min(s_i A_i, clip(s_i, 1-ε, 1+ε) A_i),   s_i = exp(mean_t (log π(t) - log μ(t))),
 
-with π the master weights, μ what sampled the answer, and the ratio s_i taken per answer and normalised
-by its length (Zheng et al. 2025, GSPO). A group with equal rewards has no advantage; where all groups are
-so there is nothing to learn, and the weights stay as they are to the bit.
+with π the published policy, μ what sampled the answer, and the ratio s_i taken per answer and normalised
+by its length (Zheng et al. 2025, GSPO). As in any mixed-precision training the gradient is taken at the
+bf16 weights and applied to the masters: most steps are smaller than a bf16 rounding, and add up there.
+A group with equal rewards has no advantage; where all groups are so there is nothing to learn, and the
+weights stay as they are to the bit.
 """
 
 from __future__ import annotations
@@ -62,14 +64,18 @@ def advantages(rewards: Sequence[float]) -> list[float]:
 
 
 class Learner:
-    """Owns both copies of the weights. `policy` is always `master` rounded to bf16, to nearest even."""
+    """Owns all copies of the weights. `policy` is always the masters rounded to bf16, to nearest even."""
 
     def __init__(self, model: Path, *, learning_rate: float) -> None:
         self.policy: Any = _load(model, torch.bfloat16).requires_grad_(False)
-        self._master: Any = _load(model, torch.float32)
-        for parameter in (*self.policy.parameters(), *self._master.parameters()):
-            parameter.data = parameter.data.clone()  # safetensors maps the file, which is not ours to write
-        self._optimizer = torch.optim.AdamW(self._master.parameters(), lr=learning_rate, weight_decay=0.0)
+        # The policy's own values in fp32, in which two cores compute gradients faster than in bf16.
+        self._model: Any = _load(model, torch.float32)
+        with torch.no_grad():
+            for parameter in self.policy.parameters():
+                parameter.data = parameter.data.clone()  # safetensors maps the file, which is not ours to write
+            self.masters = [parameter.detach().clone().requires_grad_() for parameter in self._model.parameters()]
+        self._publish()
+        self._optimizer = torch.optim.AdamW(self.masters, lr=learning_rate, weight_decay=0.0)
 
     @property
     def parameters(self) -> int:
@@ -77,7 +83,7 @@ class Learner:
         return sum(parameter.numel() for parameter in self.policy.parameters())
 
     def step(self, groups: Sequence[Group]) -> Outcome:
-        """One optimiser step on one batch of groups, then round the master weights into the policy."""
+        """One optimiser step on one batch of groups, after which the policy is the masters, rounded."""
         weighted = [(group, advantages([answer.reward for answer in group.answers])) for group in groups]
         weighted = [(group, each) for group, each in weighted if any(each)]
         if not weighted:
@@ -85,7 +91,7 @@ class Learner:
         total = sum(len(group.answers) for group in groups)
         loss = 0.0
         ratios: list[float] = []
-        self._optimizer.zero_grad(set_to_none=True)
+        self._model.zero_grad(set_to_none=True)
         for group, each in weighted:
             ratio, advantage = self._ratios(group), torch.tensor(each)
             bounded = ratio.clamp(1 - _CLIP, 1 + _CLIP)
@@ -93,11 +99,11 @@ class Learner:
             part.backward()  # type: ignore[no-untyped-call]
             loss += part.item()
             ratios += ratio.tolist()
-        norm = torch.nn.utils.clip_grad_norm_(self._master.parameters(), _GRADIENT_NORM)
+        for master, parameter in zip(self.masters, self._model.parameters(), strict=True):
+            master.grad = parameter.grad
+        norm = torch.nn.utils.clip_grad_norm_(self.masters, _GRADIENT_NORM)
         self._optimizer.step()
-        with torch.no_grad():
-            for live, master in zip(self.policy.parameters(), self._master.parameters(), strict=True):
-                live.copy_(master)
+        self._publish()
         outside = sum(not 1 - _CLIP <= ratio <= 1 + _CLIP for ratio in ratios)
         return Outcome(loss, float(norm), False, sum(ratios) / len(ratios), outside / len(ratios))
 
@@ -108,6 +114,13 @@ class Learner:
             scores = torch.log_softmax(self.policy(input_ids=ids, use_cache=False).logits[0, :-1].float(), dim=-1)
         found: list[float] = scores.gather(-1, ids[0, 1:, None])[:, 0].tolist()
         return found
+
+    def _publish(self) -> None:
+        with torch.no_grad():
+            copies = zip(self.masters, self.policy.parameters(), self._model.parameters(), strict=True)
+            for master, published, computed in copies:
+                published.copy_(master)
+                computed.copy_(published)
 
     def _ratios(self, group: Group) -> torch.Tensor:
         """s_i of every answer, with its gradient. Shape [answers]."""
@@ -120,7 +133,7 @@ class Learner:
             behaviour[row, : len(answer.behaviour)] = torch.tensor(answer.behaviour)
         prompt = torch.tensor([group.prompt_ids]).expand(len(group.answers), -1)
         # Attention is causal, so what pads an answer on the right changes nothing before it.
-        output = self._master(
+        output = self._model(
             input_ids=torch.cat([prompt, answers[:, :-1]], dim=1), use_cache=False, logits_to_keep=longest
         )
         scores = torch.log_softmax(output.logits.float(), dim=-1).gather(-1, answers[:, :, None])[:, :, 0]

@@ -133,6 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="a random model of 0.1 M parameters instead of SmolLM2")
     parser.add_argument("--seed", type=int, default=0, help="of the tiny model's weights (default: 0)")
     options = parser.parse_args(arguments)
+
+    from transformers.utils import logging as transformers_log
+
+    transformers_log.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_log.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         path = prepare_tiny(options.out, options.seed) if options.tiny else prepare_smollm2(options.out)
     except DeltadError as error:

@@ -407,8 +407,6 @@ class Pull:
     def _choose_ways(self) -> None:
         """Plan the newest version that can be reached, and those that it is reached through."""
         ways = self._graph().ways()
-        for version in [version for version, plan in self._plans.items() if self._is_lacking(plan)]:
-            del self._plans[version]
         self._walk_on(ways.unknown)
         if ways.unknown:
             return  # what is planned goes on; what the newest version needs is not known yet
@@ -437,9 +435,6 @@ class Pull:
             new = self._latest is None or version > self._latest
             if new and version < min(unknown) and version not in self._seen and version not in self._refused:
                 self._walk.append(version)
-
-    def _is_lacking(self, plan: VersionPlan) -> bool:
-        return any(edge.manifest in self._lacking for edge in plan.edges.values())
 
     def _plan(self, version: Version, edges: dict[str, EdgeRef]) -> VersionPlan:
         seen, graph = self._seen[version], self._graph()

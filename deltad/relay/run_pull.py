@@ -356,7 +356,6 @@ class RunPull:
         if not self._tasks:
             self._partials.clear()
         record = self._run_store.record(version)
-        log.info("version_pulled", version=str(record.id), bytes=stats.bytes, seconds=round(stats.seconds, 3))
         try:
             self._on_committed(record, stats)
         except Exception:

@@ -41,7 +41,10 @@ class MemoryHoldings:
 
 
 class PullingDaemon:
-    """`peer` maps what the peer has: versions and objects; take away from it or add to it at will."""
+    """`peer_records` and `peer_objects` are what the peer has; take away from them or add to them at will.
+
+    `damaged` names objects that are held and cannot be read.
+    """
 
     def __init__(self, run: str, policy: PullPolicy, *, limits: Limits = DEFAULT_LIMITS) -> None:
         self.run = RunId(run)
@@ -51,6 +54,7 @@ class PullingDaemon:
         self.holdings = MemoryHoldings()
         self.peer_records: dict[Version, bytes] = {}
         self.peer_objects: dict[Digest, bytes] = {}
+        self.damaged: set[Digest] = set()
         self.fetches: Counter[Digest] = Counter()
         self.record_fetches: Counter[Version] = Counter()
         self.commits: list[Version] = []
@@ -86,7 +90,8 @@ class PullingDaemon:
         for decision in decisions:
             assert decision not in self.outstanding, "a decision is given once"
             if isinstance(decision, Fetch):
-                assert self.holdings.size(decision.wanted.digest) is None, "what is held is not asked for"
+                digest = decision.wanted.digest
+                assert digest in self.damaged or self.holdings.size(digest) is None, "what is held is not asked for"
                 self.fetches[decision.wanted.digest] += 1
             if isinstance(decision, FetchRecord):
                 assert decision.version not in self.holdings.records, "what is held is not asked for"
@@ -110,10 +115,13 @@ class PullingDaemon:
                 if wanted.digest in self.peer_objects:
                     arrived = check_arrival(wanted, self.peer_objects[wanted.digest], "peer-1", limits=self.limits)
                     if self.pull.object_arrived(arrived, self.now):
+                        self.damaged.discard(wanted.digest)
                         self.holdings.objects[wanted.digest] = arrived.data
                         self.pull.object_stored(wanted)
                 else:
                     self.pull.object_missing(wanted, self.now)
+            case Load(wanted) if wanted.digest in self.damaged:
+                self.pull.load_failed(wanted)
             case Load(wanted):
                 data = self.holdings.objects[wanted.digest]
                 self.pull.object_loaded(check_arrival(wanted, data, "peer-1", limits=self.limits), self.now)

@@ -21,7 +21,7 @@ from deltad.delta.manifest import (
     decode_page,
 )
 from deltad.delta.record import EdgeRef, VariantRecord
-from deltad.errors import ConflictError, DeltadError, LimitError, PeerError, StoreError, StoreFullError
+from deltad.errors import ConflictError, DeltadError, LimitError, NotFoundError, PeerError, StoreError, StoreFullError
 from deltad.limits import Limits
 from deltad.protocol.pull import Backoff, Commit, Decision, Fetch, FetchRecord, ListVersions, Load, PullPolicy
 from deltad.protocol.pull_plan import Kind, check_arrival, want
@@ -123,12 +123,21 @@ def test_a_version_without_changes_needs_no_chunks() -> None:
 
 
 def test_a_newcomer_starts_at_the_newest_anchor(chain: list[Published]) -> None:
-    pulling = daemon(*chain)
+    pulling = daemon(*chain, policy=PullPolicy(records_ahead=1))
     pulling.notice(chain[7])
     pulling.finish()
     assert numbers(pulling) == [5, 6, 7, 8]
+    assert sorted(version.number for version in pulling.record_fetches) == [5, 6, 7]
     delta = chain[4].record.variants[0].edges[0]
     assert pulling.fetches[Digest(delta.manifest)] == 0, "an anchor is enough to begin with"
+
+
+def test_a_newcomer_prefers_the_newest_anchor_to_an_older_one_and_deltas(chain: list[Published]) -> None:
+    pulling = daemon(*chain)
+    for published in chain:
+        pulling.pull.record_seen(published.data, 0.0)
+    pulling.finish()
+    assert numbers(pulling) == [5, 6, 7, 8]
 
 
 def test_whoever_holds_a_base_takes_deltas_and_never_an_anchor(chain: list[Published]) -> None:
@@ -192,11 +201,31 @@ def test_an_edge_that_the_peer_lacks_is_asked_for_again_after_a_while(chain: lis
 
 def test_a_fork_starts_at_its_anchor_for_its_base_is_another_run(chain: list[Published]) -> None:
     forked = forge(chain[4], parent_run="another", parent=Version(1, 4))
-    pulling = daemon(*chain[:4], forked)
+    pulling = daemon(forked)
+    pulling.holdings.hold(chain[3])
+    pulling.restart()
     pulling.notice(forked)
     pulling.finish()
     assert numbers(pulling) == [5]
+    delta, anchor = chain[4].record.variants[0].edges
+    assert pulling.fetches[Digest(anchor.manifest)] == 1
+    assert pulling.fetches[Digest(delta.manifest)] == 0
+
+
+@pytest.mark.parametrize("anchor", [True, False])
+def test_a_base_older_than_what_is_held_can_no_longer_be_pulled(anchor: bool) -> None:
+    lineage = Lineage(tensors=1, elements=512)
+    _, second, third = (lineage.publish() for _ in range(3))
+    lineage.versions.remove(third)
+    fourth = lineage.publish(number=4, anchor=anchor)
+    pulling = daemon(second, fourth)
+    pulling.holdings.hold(third)
+    pulling.restart()
+    pulling.notice(fourth)
+    pulling.finish()
+    assert numbers(pulling) == [4] * anchor
     assert sum(pulling.record_fetches.values()) == 0
+    assert anchor or "expected an anchor, or a delta from a version that is held here" in str(pulling.pull.problem)
 
 
 def test_versions_at_or_below_the_newest_one_held_are_not_pulled(chain: list[Published]) -> None:
@@ -251,13 +280,15 @@ def test_a_base_that_the_peer_does_not_have_ends_the_walk(chain: list[Published]
 def test_a_chain_without_end_is_given_up_at_a_bound() -> None:
     lineage = Lineage(tensors=1, elements=512)
     versions = [lineage.publish() for _ in range(12)]
-    pulling = daemon(*versions[2:], policy=PullPolicy(in_flight=2, chain_bytes=20_000))
+    pulling = daemon(*versions, policy=PullPolicy(in_flight=2, chain_bytes=20_000))
     pulling.notice(versions[-1])
     while any(isinstance(d, (FetchRecord, ListVersions)) for d in pulling.outstanding):
         answer_all(pulling)
     assert isinstance(pulling.pull.problem, PeerError)
     assert "at most 20000 bytes" in str(pulling.pull.problem)
     assert not pulling.pull.busy
+    pulling.pull.record_seen(versions[-4].data, 0.0, asked=versions[-4].version)
+    assert not pulling.pull.busy, "what was on its way does not begin another walk"
     assert pulling.pull.newest == versions[-1].version
     assert pulling.pull.forgives_at == POLICY.refused_delay
 
@@ -448,8 +479,9 @@ def test_bytes_other_than_those_wanted_never_get_past_the_check(wanted: bytes, s
         if sent == wanted:
             assert check_arrival(expected, sent, "peer-1").data == sent
         else:
-            with pytest.raises(PeerError, match=r"^peer-1: chunk "):
+            with pytest.raises(PeerError, match=r"^peer-1: chunk ") as caught:
                 check_arrival(expected, sent, "peer-1")
+            assert len(sent) == len(wanted) or f"found {len(sent)} bytes" in str(caught.value)
 
 
 # Several variants.
@@ -561,16 +593,92 @@ def test_a_full_disk_passes_and_a_conflict_is_a_refusal(
 def test_a_damaged_object_that_is_held_is_fetched_again(chain: list[Published]) -> None:
     pulling = daemon(chain[0])
     pulling.holdings.objects |= chain[0].objects
+    pulling.damaged = {Digest(chain[0].record.variants[0].edges[0].manifest)}
     pulling.restart()
     pulling.notice(chain[0])
-    load = next(d for d in pulling.outstanding if isinstance(d, Load) and d.wanted.kind is Kind.MANIFEST)
-    pulling.outstanding.remove(load)
-    pulling.holdings.objects.pop(load.wanted.digest)
-    pulling.pull.load_failed(load.wanted)
-    pulling.decide()
     pulling.finish()
     assert numbers(pulling) == [1]
-    assert pulling.fetches == {load.wanted.digest: 1}
+    assert pulling.fetches == dict.fromkeys([Digest(chain[0].record.variants[0].edges[0].manifest)], 1)
+
+
+def test_a_damaged_object_that_was_fetched_again_is_used_by_the_next_version(chain: list[Published]) -> None:
+    pulling = daemon(*chain)
+    pulling.holdings.objects |= chain[0].objects
+    pulling.damaged = {chain[0].layout.digest}
+    pulling.restart()
+    pulling.notice(chain[0])
+    pulling.finish()
+    pulling.notice(chain[1])
+    pulling.finish()
+    assert numbers(pulling) == [1, 2]
+    assert pulling.fetches[chain[0].layout.digest] == 1
+
+
+def test_a_held_object_of_another_size_is_not_trusted(chain: list[Published]) -> None:
+    page = max(chain[0].objects, key=lambda digest: len(chain[0].objects[digest]))
+    pulling = daemon(chain[0])
+    pulling.holdings.objects = chain[0].objects | {page: b"cut short"}
+    pulling.damaged = {page}
+    pulling.restart()
+    pulling.notice(chain[0])
+    pulling.finish()
+    assert pulling.fetches == {page: 1}
+
+
+def test_an_object_that_vanished_before_the_commit_is_fetched_again(chain: list[Published]) -> None:
+    pulling = daemon(chain[0])
+    pulling.notice(chain[0])
+    while not any(isinstance(d, Commit) for d in pulling.outstanding):
+        pulling.answer(pulling.outstanding[0])
+    vanished = next(iter(chain[0].objects))
+    del pulling.holdings.objects[vanished]
+    pulling.outstanding.clear()
+    pulling.pull.commit_failed(chain[0].version, NotFoundError("chunk"), pulling.now)
+    pulling.finish()
+    assert numbers(pulling) == [1]
+    assert pulling.fetches[vanished] == 2
+
+
+def test_nothing_is_committed_before_the_last_object_is_durable(chain: list[Published]) -> None:
+    pulling = daemon(chain[0])
+    pulling.notice(chain[0])
+    while pulling.pull.progress() != (chain[0].version, len(chain[0].objects), 1 + len(chain[0].objects)):
+        pulling.answer(pulling.outstanding[0])
+    (last,) = pulling.outstanding
+    assert isinstance(last, Fetch)
+    arrived = check_arrival(last.wanted, pulling.peer_objects[last.wanted.digest], "peer-1")
+    assert pulling.pull.object_arrived(arrived, 0.0)
+    assert not pulling.pull.object_arrived(arrived, 0.0), "once is enough"
+    pulling.outstanding.clear()
+    pulling.decide()
+    assert pulling.outstanding == []
+    pulling.pull.object_stored(last.wanted)
+    pulling.decide()
+    assert kinds(pulling.outstanding) == ["Commit"]
+
+
+def test_reading_what_is_held_counts_as_in_flight_too(chain: list[Published]) -> None:
+    pulling = daemon(chain[0], policy=PullPolicy(in_flight=1))
+    pulling.holdings.objects |= chain[0].objects
+    pulling.restart()
+    pulling.notice(chain[0])
+    assert kinds(pulling.outstanding) == ["layout"]
+    pulling.finish()
+    assert numbers(pulling) == [1]
+
+
+def test_what_is_no_longer_wanted_leaves_nothing_behind(chain: list[Published]) -> None:
+    lineage = Lineage(tensors=1, elements=512, seed=5)
+    versions = [lineage.publish(delta=False) for _ in range(4)]
+    pulling = daemon(*versions)
+    for published in versions:
+        pulling.notice(published)
+        for decision in list(pulling.outstanding):
+            pulling.lose(decision)
+    assert len(pulling.pull._backoffs) <= 2, "only of the objects of the newest version"
+    pulling.finish()
+    assert numbers(pulling) == [4]
+    assert pulling.pull._backoffs == {}
 
 
 def test_what_is_held_in_part_is_completed_and_not_fetched_again(chain: list[Published]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -10,12 +11,13 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from deltad.delta.encoding import encode
+from deltad.delta.encoding import encode, sha256
 from deltad.errors import PeerError
+from deltad.protocol.pull import PullPolicy
 from deltad.protocol.pull_plan import Kind, want
 from deltad.relay.client import RelayClient
 from deltad.relay.wire import PREFIX, SEAL, RunNames, seal
-from tests.kit.regions import RUN, TOKEN, Downstream, Upstream
+from tests.kit.regions import QUICK, RUN, TOKEN, Downstream, Upstream
 from tests.kit.versions import Lineage, Published, forge
 
 Lie = Callable[[web.Request, Published], Awaitable[web.StreamResponse]]
@@ -45,7 +47,7 @@ class Liar:
     async def _middleware(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if not self.lies or not request.path.startswith(self.path):
+        if not self.lies or not request.path.startswith(self.path) or request.query_string == "honest":
             return await handler(request)
         self.told += 1
         self._again.set()
@@ -101,7 +103,7 @@ async def longer_than_its_head_says(request: web.Request, published: Published) 
 
 
 async def redirected(request: web.Request, published: Published) -> web.StreamResponse:
-    raise web.HTTPFound(request.path + "?again")
+    raise web.HTTPFound(request.path + "?honest")
 
 
 async def compressed(request: web.Request, published: Published) -> web.StreamResponse:
@@ -349,6 +351,51 @@ async def test_a_part_other_than_was_asked_for_is_refused(tmp_path: Path, conten
             await client.fetch(wanted, buffer, count=received.append)
         assert buffer == data[:5]
         assert received == []
+
+
+@pytest.mark.parametrize(
+    ("lie", "found"),
+    [
+        (compressed, "expected a body without content coding, found 'gzip'"),
+        (redirected, "expected HTTP 200, found HTTP 302"),
+        (one_byte_more, "expected 10 bytes from 0, found 11 bytes"),
+        (tagged_as_another, "expected an ETag that is its digest"),
+        (failed, "expected HTTP 200, found HTTP 500"),
+        (not_http, "expected an HTTP reply"),
+    ],
+)
+async def test_what_was_wrong_with_a_reply_is_said(tmp_path: Path, lie: Lie, found: str) -> None:
+    data = b"0123456789"
+    published = replace(Lineage(tensors=1).publish(), objects={sha256(data): data})
+    liar = Liar("/objects/", lie, published)
+    async with (
+        Upstream(tmp_path / "a", wrap=liar.wrap) as upstream,
+        RelayClient(upstream.url, lambda: TOKEN, count=lambda count: None) as client,
+    ):
+        with pytest.raises(PeerError, match=found):
+            await client.fetch(want(Kind.CHUNK, sha256(data), len(data)), bytearray(), count=lambda count: None)
+
+
+async def test_a_body_that_is_announced_too_long_is_not_read(tmp_path: Path) -> None:
+    liar = Liar("/runs/", a_record_of_no_end, Lineage(tensors=1).publish())
+    async with (
+        Upstream(tmp_path / "a", wrap=liar.wrap) as upstream,
+        RelayClient(upstream.url, lambda: TOKEN, count=lambda count: None) as client,
+    ):
+        with pytest.raises(PeerError, match=f"expected at most {1 << 20} bytes, found {1 << 40} bytes"):
+            await client.latest(RUN, after=None, wait=0)
+
+
+async def test_a_peer_that_answers_with_nothing_at_once_is_asked_ever_less_often(tmp_path: Path) -> None:
+    liar = Liar("/runs/policy/latest", nothing_at_once, Lineage(tensors=1).publish())
+    patient = replace(QUICK, pull=PullPolicy(first_delay=10_000.0, longest_delay=10_000.0), report=0.01)
+    async with (
+        Upstream(tmp_path / "a", wrap=liar.wrap) as upstream,
+        Downstream(tmp_path / "b", upstream.url, policy=patient),
+    ):
+        await liar.until_told(1)
+        assert await upstream.announcements.wait_until(lambda: len(upstream.reports) > 10 or None, 60)
+        assert liar.told == 1
 
 
 async def test_an_honest_peer_beside_a_hostile_one_is_enough(tmp_path: Path) -> None:

@@ -38,8 +38,9 @@ class PullerPolicy:
     """Times in seconds. `in_flight` of `pull` is set from the number of connections."""
 
     pull: PullPolicy = field(default_factory=PullPolicy)
-    poll: float = 25.0
-    """How long the upstream may hold a question for newer versions."""
+    poll: float = 10.0
+    """How long the upstream may hold a question for newer versions. A connection that went silent is noticed
+    after this and `stall`."""
     hello: float = 2.0
     """Between two looks at which runs there are, and after a failure that is not the link's."""
     report: float = 3.0

@@ -133,13 +133,10 @@ class ChaosProxy:
             self._tasks.discard(task)
             for end in (writer, upstream):
                 if end is not None:
-                    end.transport.abort() if self._is_cut(end) else end.close()
+                    # Closing waits for what is unsent, and nobody may be reading any more.
+                    end.transport.abort() if end.transport.get_write_buffer_size() else end.close()
                     with contextlib.suppress(OSError, asyncio.CancelledError):
                         await end.wait_closed()
-
-    @staticmethod
-    def _is_cut(end: asyncio.StreamWriter) -> bool:
-        return end.transport.get_write_buffer_size() > 0
 
     async def _forth(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(_PIECE_BYTES):

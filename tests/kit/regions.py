@@ -32,7 +32,7 @@ RUN = RunId("policy")
 
 QUICK = PullerPolicy(
     pull=PullPolicy(first_delay=0.01, longest_delay=0.05, refused_delay=0.05),
-    poll=5.0,
+    poll=1.0,
     hello=0.05,
     report=1.0,
     report_gap=0.0,

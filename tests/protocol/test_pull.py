@@ -23,7 +23,7 @@ from deltad.delta.manifest import (
 from deltad.delta.record import EdgeRef, VariantRecord
 from deltad.errors import ConflictError, DeltadError, LimitError, NotFoundError, PeerError, StoreError, StoreFullError
 from deltad.limits import Limits
-from deltad.protocol.pull import Backoff, Commit, Decision, Fetch, FetchRecord, ListVersions, Load, PullPolicy
+from deltad.protocol.pull import Backoff, Commit, Decision, Fetch, FetchRecord, Load, PullPolicy
 from deltad.protocol.pull_plan import Kind, check_arrival, want
 from deltad.types import Digest, Version
 from tests.kit.pulling import PullingDaemon
@@ -282,12 +282,18 @@ def test_a_chain_without_end_is_given_up_at_a_bound() -> None:
     versions = [lineage.publish() for _ in range(12)]
     pulling = daemon(*versions, policy=PullPolicy(in_flight=2, chain_bytes=20_000))
     pulling.notice(versions[-1])
-    while any(isinstance(d, (FetchRecord, ListVersions)) for d in pulling.outstanding):
-        answer_all(pulling)
+    while pulling.pull.problem is None:
+        for decision in list(pulling.outstanding):
+            if isinstance(decision, FetchRecord):
+                pulling.pull.record_seen(pulling.peer_records[decision.version], 0.0, asked=decision.version)
+                pulling.outstanding.remove(decision)
+        if pulling.pull.problem is None:
+            pulling.decide()
+            answer_all(pulling)
     assert isinstance(pulling.pull.problem, PeerError)
     assert "at most 20000 bytes" in str(pulling.pull.problem)
-    assert not pulling.pull.busy
-    pulling.pull.record_seen(versions[-4].data, 0.0, asked=versions[-4].version)
+    for published in versions[:-1]:
+        pulling.pull.record_seen(published.data, 0.0, asked=published.version)
     assert not pulling.pull.busy, "what was on its way does not begin another walk"
     assert pulling.pull.newest == versions[-1].version
     assert pulling.pull.forgives_at == POLICY.refused_delay
@@ -637,6 +643,22 @@ def test_an_object_that_vanished_before_the_commit_is_fetched_again(chain: list[
     pulling.finish()
     assert numbers(pulling) == [1]
     assert pulling.fetches[vanished] == 2
+
+
+def test_an_object_that_could_not_be_stored_is_fetched_again(chain: list[Published]) -> None:
+    for digest in chain[0].objects:
+        pulling = daemon(chain[0])
+        pulling.notice(chain[0])
+        while not (full := [d for d in pulling.outstanding if isinstance(d, Fetch) and d.wanted.digest == digest]):
+            pulling.answer(pulling.outstanding[0])
+        arrived = check_arrival(full[0].wanted, pulling.peer_objects[digest], "peer-1")
+        assert pulling.pull.object_arrived(arrived, pulling.now)
+        pulling.pull.object_failed(arrived.wanted, pulling.now)
+        pulling.outstanding.remove(full[0])
+        pulling.finish()
+        assert numbers(pulling) == [1]
+        assert pulling.holdings.objects == chain[0].objects
+        assert pulling.fetches[digest] == 2
 
 
 def test_nothing_is_committed_before_the_last_object_is_durable(chain: list[Published]) -> None:

@@ -62,13 +62,16 @@ async def outcome_of(asked: Awaitable[object]) -> object:
 async def test_at_every_offset_of_every_reply(tmp_path: Path, fault: Fault) -> None:
     rng = random.Random(fault)
     first = Lineage(tensors=1, elements=128).publish()
-    async with Upstream(tmp_path / "a") as upstream, ChaosProxy(0) as proxy:
-        proxy.upstream_port = upstream.port
+    async with Upstream(tmp_path / "a") as upstream, ChaosProxy(upstream.port) as proxy:
         upstream.publish(first)
-        async with RelayClient(proxy.url, lambda: TOKEN, count=lambda count: None, stall_seconds=0.05) as client:
+        received: list[int] = []
+        async with (
+            RelayClient(proxy.url, lambda: TOKEN, count=received.append) as patient,
+            RelayClient(proxy.url, lambda: TOKEN, count=received.append, stall_seconds=0.05) as client,
+        ):
             for name, question in questions(first).items():
                 proxy.plan()
-                assert await question.ask(client) == question.right[0]
+                assert await question.ask(patient) == question.right[0]
                 length, caught = proxy.downstream, 0
                 for at in range(0, length, 1 if fault is Fault.FLIP else 7):
                     mishap = Mishap(at, fault, bytes([rng.randrange(1, 256)]))

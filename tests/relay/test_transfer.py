@@ -7,6 +7,7 @@ from structlog.testing import capture_logs
 
 from deltad.client.messages import RegionReport, RunReport
 from deltad.errors import DeniedError, NotFoundError, UnavailableError
+from deltad.limits import DEFAULT_LIMITS
 from deltad.types import RunId
 from tests.kit.chaos import ChaosProxy, Fault, Mishap, random_mishaps
 from tests.kit.regions import RUN, Downstream, Upstream
@@ -154,16 +155,15 @@ async def test_pulling_goes_on_by_itself_when_the_upstream_comes_back(tmp_path: 
 
 
 async def test_a_cut_download_goes_on_inside_the_object(tmp_path: Path) -> None:
-    lineage = Lineage(tensors=1, elements=1 << 18, limits=Lineage().limits.__class__())
+    lineage = Lineage(tensors=1, elements=1 << 18, limits=DEFAULT_LIMITS)
     first = lineage.publish()
     largest = max(map(len, first.objects.values()))
     assert largest > 400_000
     async with (
         Upstream(tmp_path / "a") as upstream,
-        ChaosProxy(0) as proxy,
+        ChaosProxy(upstream.port) as proxy,
         Downstream(tmp_path / "b", proxy.url, connections=1) as downstream,
     ):
-        proxy.upstream_port = upstream.port
         upstream.publish(first)
         # Heads and small objects take a few kilobytes, so these fall into the one large chunk.
         proxy.plan(*(Mishap(at, Fault.CUT) for at in (100_000, 200_000, 300_000)))
@@ -179,8 +179,7 @@ async def test_a_restart_half_way_fetches_at_most_what_was_in_flight_again(tmp_p
     first = lineage.publish()
     largest = max(map(len, first.objects.values()))
     connections = 2
-    async with Upstream(tmp_path / "a") as upstream, ChaosProxy(0) as proxy:
-        proxy.upstream_port = upstream.port
+    async with Upstream(tmp_path / "a") as upstream, ChaosProxy(upstream.port) as proxy:
         upstream.publish(first)
         received, restarts = 0, 4
         async with Downstream(tmp_path / "b", proxy.url, connections=connections) as downstream:
@@ -206,10 +205,9 @@ async def test_whatever_happens_to_the_bytes_only_the_true_ones_are_kept(tmp_pat
     versions = [lineage.publish() for _ in range(3)]
     async with (
         Upstream(tmp_path / "a") as upstream,
-        ChaosProxy(0) as proxy,
+        ChaosProxy(upstream.port) as proxy,
         Downstream(tmp_path / "b", proxy.url, connections=3) as downstream,
     ):
-        proxy.upstream_port = upstream.port
         upstream.publish(*versions)
         proxy.plan(*random_mishaps(seed, count=40, within=2 * sum(v.bytes for v in versions)))
         await downstream.reaches(versions[-1].version)
@@ -219,13 +217,12 @@ async def test_whatever_happens_to_the_bytes_only_the_true_ones_are_kept(tmp_pat
 
 
 async def test_a_flipped_byte_names_the_peer_that_sent_it(tmp_path: Path) -> None:
-    first = Lineage(tensors=1, elements=1 << 16, limits=Lineage().limits.__class__()).publish()
+    first = Lineage(tensors=1, elements=1 << 16, limits=DEFAULT_LIMITS).publish()
     async with (
         Upstream(tmp_path / "a") as upstream,
-        ChaosProxy(0) as proxy,
+        ChaosProxy(upstream.port) as proxy,
         Downstream(tmp_path / "b", proxy.url, connections=1) as downstream,
     ):
-        proxy.upstream_port = upstream.port
         with capture_logs() as logs:
             proxy.plan(Mishap(60_000, Fault.FLIP))
             upstream.publish(first)
@@ -241,10 +238,9 @@ async def test_a_stalled_reply_is_cut_and_asked_for_again(tmp_path: Path) -> Non
     first = Lineage().publish()
     async with (
         Upstream(tmp_path / "a") as upstream,
-        ChaosProxy(0) as proxy,
+        ChaosProxy(upstream.port) as proxy,
         Downstream(tmp_path / "b", proxy.url) as downstream,
     ):
-        proxy.upstream_port = upstream.port
         upstream.publish(first)
         proxy.plan(Mishap(5000, Fault.STALL), Mishap(9000, Fault.STALL))
         await downstream.reaches(first.version)

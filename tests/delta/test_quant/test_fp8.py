@@ -220,7 +220,8 @@ def test_a_callers_mistake_is_named(quant: Any) -> None:
         quant.dequantise(np.zeros(3, np.int8), ONE)
 
 
-@pytest.mark.skipif(os.environ.get("DELTAD_TEST_FULL") != "1", reason="takes a minute: run `make test-full`")
+@pytest.mark.skipif(os.environ.get("DELTAD_TEST_FULL") != "1", reason="takes minutes: run `make test-full`")
+@pytest.mark.timeout(1800)
 def test_torch_casts_every_float32_the_same_way() -> None:
     step = 1 << 24
     for start in range(0, 1 << 32, step):

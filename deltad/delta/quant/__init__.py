@@ -9,7 +9,8 @@ what is quantised. `fp8` and `mx` are the reference; `deltad.delta.quant.fast` h
 
 A device that flushes subnormal float32 operands to zero gives other bytes for elements below 2⁻¹²⁶, so
 implementations must not ask for that (`ftz`, `daz`, fast-math), and must not fuse the one multiplication
-per element with anything after it. What follows it here is integer arithmetic, which no compiler fuses.
+per element with an addition after it (CUDA's `__fmul_rn`, Triton's `enable_fp_fusion=False`). The reference
+has integer arithmetic there, which nothing fuses; numba fuses nothing without fast-math.
 """
 
 from __future__ import annotations

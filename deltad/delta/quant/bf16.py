@@ -1,4 +1,4 @@
-"""Casts between precisions, on bit patterns.
+"""Casts between float32 and bfloat16, on bit patterns.
 
 The one cast that deltad makes by itself is float32 → bfloat16, and only where `publish_as = "bf16"` asks
 for it. Owns one invariant: the result depends on the bits of the element alone, so that a window, a
@@ -35,3 +35,10 @@ def bf16_from_f32(lanes: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
         np.copyto(rounded, top | np.uint32(0x0040), where=nan)
         result[start : start + _BLOCK_LANES] = rounded
     return result
+
+
+def f32_from_bf16(lanes: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+    """bfloat16 patterns (uint16, any shape) as float32 patterns; exact, NaN payloads included."""
+    if lanes.dtype != np.uint16:
+        raise ValueError(f"expected uint16 lanes, found {lanes.dtype}")
+    return lanes.astype(np.uint32) << np.uint32(16)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from deltad.delta.quant import bf16_from_f32
+from deltad.delta.quant import bf16_from_f32, f32_from_bf16, fast
 
 SPREAD = np.array([0x0000, 0x0001, 0x1234, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xBEEF, 0xFFFE, 0xFFFF], np.uint32)
 """Low halves on both sides of each border that rounding has."""
@@ -75,3 +75,22 @@ def test_a_window_gives_the_same_bits_as_the_whole() -> None:
 def test_lanes_of_another_width_are_a_mistake() -> None:
     with pytest.raises(ValueError, match="uint32"):
         bf16_from_f32(np.zeros(3, np.uint16))
+
+
+@pytest.mark.parametrize("lanes", [EVERY_TOP, EVERY_LOW], ids=["every top half", "every low half"])
+def test_the_compiled_cast_gives_the_same_bits(lanes: np.ndarray) -> None:
+    assert np.array_equal(fast.bf16_from_f32(lanes), bf16_from_f32(lanes))
+
+
+def test_widening_keeps_the_number() -> None:
+    every = np.arange(1 << 16, dtype=np.uint16)
+    wide = f32_from_bf16(every).view(np.float32)
+    by_torch = torch.from_numpy(every.view(np.int16)).view(torch.bfloat16).float().numpy()
+    assert np.array_equal(wide.view(np.uint32), by_torch.view(np.uint32))
+    with pytest.raises(ValueError, match="uint16"):
+        f32_from_bf16(np.zeros(3, np.uint32))
+
+
+def test_the_compiled_cast_refuses_lanes_of_another_width_too() -> None:
+    with pytest.raises(ValueError, match="uint32"):
+        fast.bf16_from_f32(np.zeros(3, np.uint16))

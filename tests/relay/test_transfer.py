@@ -1,8 +1,12 @@
 """From store to store over real HTTP: what arrives, what it costs, and what happens when things break (P18-P20)."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from structlog.testing import capture_logs
 
 from deltad.client.messages import RegionReport, RunReport
@@ -10,8 +14,10 @@ from deltad.errors import DeniedError, NotFoundError, UnavailableError
 from deltad.limits import DEFAULT_LIMITS
 from deltad.types import RunId
 from tests.kit.chaos import ChaosProxy, Fault, Mishap, random_mishaps
-from tests.kit.regions import RUN, Downstream, Upstream
+from tests.kit.regions import QUICK, RUN, Downstream, Upstream
 from tests.kit.versions import Lineage, Published
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def assert_whole(downstream: Downstream, *versions: Published) -> None:
@@ -152,6 +158,38 @@ async def test_pulling_goes_on_by_itself_when_the_upstream_comes_back(tmp_path: 
         second.commit_into(upstream.store)
         await upstream.start()
         await downstream.reaches(second.version)
+
+
+async def test_no_more_objects_are_fetched_at_a_time_than_there_are_connections(tmp_path: Path) -> None:
+    versions = [Lineage(run).publish() for run in ("one", "two", "three")]
+    held_back = 0
+    go = asyncio.Event()
+
+    @web.middleware
+    async def hold_objects_back(request: web.Request, handler: Handler) -> web.StreamResponse:
+        nonlocal held_back
+        if "/objects/" in request.path:
+            held_back += 1
+            await go.wait()
+        return await handler(request)
+
+    def wrap(app: web.Application) -> web.Application:
+        app.middlewares.append(hold_objects_back)
+        return app
+
+    patient = replace(QUICK, stall=30.0, report=0.01)
+    async with (
+        Upstream(tmp_path / "a", wrap=wrap) as upstream,
+        Downstream(tmp_path / "b", upstream.url, runs=("*",), connections=2, policy=patient) as downstream,
+    ):
+        upstream.publish(*versions)
+        assert await upstream.announcements.wait_until(lambda: held_back == 2 or None, 60)
+        seen = len(upstream.reports)
+        assert await upstream.announcements.wait_until(lambda: len(upstream.reports) > seen + 10 or None, 60)
+        assert held_back == 2
+        go.set()
+        for published in versions:
+            await downstream.reaches(published.version, run=published.run)
 
 
 async def test_a_cut_download_goes_on_inside_the_object(tmp_path: Path) -> None:

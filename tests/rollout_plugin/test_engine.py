@@ -165,24 +165,39 @@ def test_a_fence_ends_what_is_in_flight_and_lifting_it_lets_new_requests_pass(en
     assert engine.logprobs(PROMPT).version == V0
 
 
-def test_no_step_runs_while_the_gate_is_held() -> None:
+def test_the_gate_is_held_only_once_the_running_step_has_ended_and_then_keeps_all_others_out() -> None:
     gate = Gate()
-    inside, over = threading.Semaphore(0), threading.Event()
-    running = 0
+    order: list[str] = []
+    inside, finish, release = threading.Event(), threading.Event(), threading.Event()
 
-    def step() -> None:
-        nonlocal running
-        while not over.is_set():
-            with gate.step():
-                running += 1
-                inside.release()
-                running -= 1
+    def running() -> None:
+        with gate.step():
+            inside.set()
+            finish.wait(30)
+            order.append("the running step ends")
 
-    with ThreadPoolExecutor(4) as pool:
-        for _ in range(4):
-            pool.submit(step)
-        for _ in range(50):
-            assert inside.acquire(timeout=30)
-            with gate.hold():
-                assert running == 0
-        over.set()
+    def holder() -> None:
+        with gate.hold():
+            order.append("held")
+            release.wait(30)
+            order.append("released")
+
+    def late() -> None:
+        with gate.step():
+            order.append("the next step")
+
+    threads = [threading.Thread(target=running)]
+    threads[0].start()
+    assert inside.wait(30)
+    for target in (holder, late):
+        threads.append(threading.Thread(target=target))
+        threads[-1].start()
+        # Were the gate open, the thread would pass within this time; it is closed, so the time makes no difference.
+        threads[-1].join(0.1)
+    finish.set()
+    threads[0].join()
+    threads[2].join(0.1)
+    release.set()
+    for thread in threads:
+        thread.join()
+    assert order == ["the running step ends", "held", "released", "the next step"]

@@ -292,6 +292,18 @@ def test_a_reload_copies_a_whole_checkpoint_into_the_live_parameters(
     assert engine.version == Version(1, 1)
 
 
+def test_a_reload_from_a_damaged_export_is_noticed_before_generation_goes_on(
+    region: Region, start_replica: StartReplica
+) -> None:
+    replica = start_replica()
+    region.await_verified(region.history[0])
+    region.offers = lambda reply: reply and NextReply(reply.target, reload=True)
+    region.before_export = lambda: region.history[-1].weights.arrays[2].fill(0)
+    region.publish_changed()
+    assert "copy of v000001: expected root" in region.await_replica(fenced).error
+    assert "committed" not in states_of(replica)[6:]
+
+
 def test_a_version_of_another_layout_fences_the_replica_which_says_why(
     region: Region, start_replica: StartReplica
 ) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_plugin.rl.grpo import Answer, Group, Learner, advantages
+from trainer_plugin.rl.model import prepare_tiny
 
 PROMPT = (72, 101, 108, 108, 111)
 
@@ -124,8 +125,23 @@ def test_equal_runs_give_equal_bits(tiny: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_learning_does_not_write_into_the_files_that_it_started_from(tiny: Path) -> None:
-    before = (tiny / "model.safetensors").read_bytes()
-    learner = Learner(tiny, learning_rate=0.1)
+def test_the_gradient_of_the_next_step_is_taken_at_the_weights_that_were_published(tiny: Path) -> None:
+    learner = Learner(tiny, learning_rate=0.05)
     learner.step([Group(PROMPT, (answer(learner, (1, 2), 1.0), answer(learner, (3, 4), 0.0)))])
-    assert (tiny / "model.safetensors").read_bytes() == before
+    assert likelihood(learner, (1, 2)) != pytest.approx(likelihood(Learner(tiny, learning_rate=0.05), (1, 2)), abs=0.5)
+    ratios = learner._ratios(Group(PROMPT, (answer(learner, (1, 2), 0.0), answer(learner, (7, 8, 9), 0.0))))
+    assert ratios.tolist() == pytest.approx([1.0, 1.0], abs=0.05)
+
+
+def test_a_learner_and_the_files_that_it_started_from_do_not_touch_each_other(tmp_path: Path) -> None:
+    directory = prepare_tiny(tmp_path / "tiny", seed=1)
+    path = directory / "model.safetensors"
+    learner = Learner(directory, learning_rate=0.1)
+    before, weights = path.read_bytes(), bits(learner)
+    with path.open("r+b") as file:
+        file.seek(-4096, 2)
+        file.write(b"\x55" * 4096)
+    assert bits(learner) == weights
+    path.write_bytes(before)
+    learner.step([Group(PROMPT, (answer(learner, (1, 2), 1.0), answer(learner, (3, 4), 0.0)))])
+    assert path.read_bytes() == before

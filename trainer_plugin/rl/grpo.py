@@ -70,10 +70,8 @@ class Learner:
         self.policy: Any = _load(model, torch.bfloat16).requires_grad_(False)
         # The policy's own values in fp32, in which two cores compute gradients faster than in bf16.
         self._model: Any = _load(model, torch.float32)
-        with torch.no_grad():
-            for parameter in self.policy.parameters():
-                parameter.data = parameter.data.clone()  # safetensors maps the file, which is not ours to write
-            self.masters = [parameter.detach().clone().requires_grad_() for parameter in self._model.parameters()]
+        self.masters = [parameter.detach().clone().requires_grad_() for parameter in self._model.parameters()]
+        # Also writes every element once, after which nothing aliases the file that safetensors maps.
         self._publish()
         self._optimizer = torch.optim.AdamW(self.masters, lr=learning_rate, weight_decay=0.0)
 

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
@@ -295,6 +296,61 @@ async def test_a_report_goes_up_when_it_changes_and_again_before_it_grows_old(tm
         assert await upstream.announcements.wait_until(lambda: changed in upstream.reports or None, 30)
         count = len(upstream.reports)
         assert await upstream.announcements.wait_until(lambda: len(upstream.reports) > count or None, 30)
+
+
+async def test_a_report_that_has_not_changed_is_not_sent_again_for_every_announcement(tmp_path: Path) -> None:
+    seldom = replace(QUICK, report=10_000.0)
+    async with (
+        Upstream(tmp_path / "a") as upstream,
+        Downstream(tmp_path / "b", upstream.url, policy=seldom) as downstream,
+    ):
+        first, second = downstream.report, RegionReport("downstream", "boot-1", 2, {"policy": RunReport("v000001")})
+        downstream.announcements.announce()
+        assert await upstream.announcements.wait_until(lambda: upstream.reports or None, 30)
+        for sequence in range(3, 20):
+            downstream.report = RegionReport("downstream", "boot-1", sequence)
+            downstream.announcements.announce()
+            assert await downstream.puller.pull_once(RUN, 10)
+        downstream.report = second
+        downstream.announcements.announce()
+        assert await upstream.announcements.wait_until(lambda: second in upstream.reports or None, 30)
+        assert upstream.reports == [first, second]
+
+
+async def test_while_the_token_is_refused_nothing_else_is_asked(tmp_path: Path) -> None:
+    first = Lineage(tensors=8, elements=8192).publish()
+    asked = refused = 0
+
+    @web.middleware
+    async def count_refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
+        nonlocal asked, refused
+        asked += "/objects/" in request.path
+        upstream.announcements.announce()
+        response = await handler(request)
+        refused += response.status == 401
+        return response
+
+    def wrap(app: web.Application) -> web.Application:
+        app.middlewares.insert(0, count_refusals)
+        return app
+
+    patient = replace(QUICK, denied_rest=10_000.0)
+    async with (
+        Upstream(tmp_path / "a", wrap=wrap) as upstream,
+        Downstream(tmp_path / "b", upstream.url, connections=2, policy=patient) as downstream,
+    ):
+        upstream.publish(first)
+        assert await upstream.announcements.wait_until(lambda: asked > 5 or None, 30)
+        upstream.token = "another"
+        async with aiohttp.ClientSession(upstream.url, headers={"Authorization": "Bearer another"}) as session:
+            for _ in range(50):
+                async with session.get("/v1/relay/hello") as response:
+                    assert response.status == 200
+        # Twice as many fetches as connections, the poll, the greeting and the report may have been on their way.
+        assert 1 <= refused <= 7
+        downstream.token = "another"
+        assert await downstream.puller.pull_once(RUN, 30)
+        assert_whole(downstream, first)
 
 
 async def test_the_view_tells_what_is_going_on_in_words(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class Replica:
         self._forgotten = 0
         self._stopped = threading.Event()
         self._undivided = threading.Lock()
-        """Held by what `finish` must not fall into: a registration, or a commit."""
+        """Held by what `finish` must not fall into: a registration, a commit, or the start of serving."""
 
     def run(self) -> None:
         """Live until `finish`. Whatever the daemon does, this neither ends nor raises."""
@@ -252,8 +252,11 @@ class Replica:
 
     def _serve(self, version: Version) -> None:
         assert self._engine is not None, "what is verified was read from an engine"
-        self._engine.unfence()
-        self._serving.verified(self._engine)
+        with self._undivided:
+            if self._stopped.is_set():
+                return
+            self._engine.unfence()
+            self._serving.verified(self._engine)
         self._on_verified(version)
 
     def _fence(self, reason: str) -> None:

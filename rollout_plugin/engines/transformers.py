@@ -40,6 +40,8 @@ def load(directory: Path, layout: Layout, version: Version) -> TransformersEngin
                 dtype=dtypes.pop() if len(dtypes) == 1 else "auto",
                 attn_implementation="sdpa",
                 local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
             )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ReplicaError(

@@ -72,8 +72,8 @@ def test_a_step_makes_the_better_answer_likelier_and_the_worse_one_less_so(tiny:
 def test_answers_of_different_lengths_score_as_they_do_alone(tiny: Path) -> None:
     learner = Learner(tiny, learning_rate=1e-3)
     answers = tuple(answer(learner, tokens, 0.0) for tokens in ((1,), (2, 3, 4, 5), (6, 7)))
-    together = learner._ratios(Group(PROMPT, answers)).tolist()
-    alone = [learner._ratios(Group(PROMPT, (each,))).item() for each in answers]
+    together = learner.ratios(Group(PROMPT, answers)).tolist()
+    alone = [learner.ratios(Group(PROMPT, (each,))).item() for each in answers]
     assert together == pytest.approx(alone, abs=1e-4)
 
 
@@ -129,7 +129,7 @@ def test_the_gradient_of_the_next_step_is_taken_at_the_weights_that_were_publish
     learner = Learner(tiny, learning_rate=0.05)
     learner.step([Group(PROMPT, (answer(learner, (1, 2), 1.0), answer(learner, (3, 4), 0.0)))])
     assert likelihood(learner, (1, 2)) != pytest.approx(likelihood(Learner(tiny, learning_rate=0.05), (1, 2)), abs=0.5)
-    ratios = learner._ratios(Group(PROMPT, (answer(learner, (1, 2), 0.0), answer(learner, (7, 8, 9), 0.0))))
+    ratios = learner.ratios(Group(PROMPT, (answer(learner, (1, 2), 0.0), answer(learner, (7, 8, 9), 0.0))))
     assert ratios.tolist() == pytest.approx([1.0, 1.0], abs=0.05)
 
 

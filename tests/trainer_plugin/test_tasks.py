@@ -60,7 +60,7 @@ def test_every_seed_is_evaluated_on_the_same_prompts(task: Task, tokenizer: Any)
 )
 def test_the_last_number_of_an_answer_is_what_counts(tokenizer: Any, answer: str, reward: float) -> None:
     task = Arithmetic(tokenizer, 1)
-    prompt = task._prompt(2, 3)
+    prompt = task.ask(2, 3)
     assert prompt.answer == "5"
     assert "What is 2+3?" in tokenizer.decode(list(prompt.token_ids))
     assert task.reward(prompt, tokenizer.encode(answer)) == reward

@@ -33,20 +33,21 @@ class Arithmetic:
 
     def prompts(self, step: int, count: int) -> list[Prompt]:
         rng = random.Random(f"{self._seed} {step}")  # noqa: S311
-        return [self._prompt(*rng.choice(self._training)) for _ in range(count)]
+        return [self.ask(*rng.choice(self._training)) for _ in range(count)]
 
     def held_out(self, count: int) -> list[Prompt]:
-        return [self._prompt(a, b) for a, b in self._held_out[:count]]
+        return [self.ask(a, b) for a, b in self._held_out[:count]]
 
     def probe(self) -> tuple[int, ...]:
         answer = self._tokenizer.encode("2+3=5", add_special_tokens=False)
-        return self._prompt(2, 3).token_ids + tuple(answer)
+        return self.ask(2, 3).token_ids + tuple(answer)
 
     def reward(self, prompt: Prompt, token_ids: Sequence[int]) -> float:
         numbers = _NUMBER.findall(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
         return float(bool(numbers) and numbers[-1] == prompt.answer)
 
-    def _prompt(self, a: int, b: int) -> Prompt:
+    def ask(self, a: int, b: int) -> Prompt:
+        """The prompt for a + b."""
         x, y = _EXAMPLE
         question = f"What is {a}+{b}?"
         messages = [

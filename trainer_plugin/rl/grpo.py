@@ -91,7 +91,7 @@ class Learner:
         ratios: list[float] = []
         self._model.zero_grad(set_to_none=True)
         for group, each in weighted:
-            ratio, advantage = self._ratios(group), torch.tensor(each)
+            ratio, advantage = self.ratios(group), torch.tensor(each)
             bounded = ratio.clamp(1 - _CLIP, 1 + _CLIP)
             part = -torch.minimum(ratio * advantage, bounded * advantage).sum() / total
             part.backward()  # type: ignore[no-untyped-call]
@@ -120,7 +120,7 @@ class Learner:
                 published.copy_(master)
                 computed.copy_(published)
 
-    def _ratios(self, group: Group) -> torch.Tensor:
+    def ratios(self, group: Group) -> torch.Tensor:
         """s_i of every answer, with its gradient. Shape [answers]."""
         lengths = torch.tensor([len(answer.token_ids) for answer in group.answers])
         longest = int(lengths.max())

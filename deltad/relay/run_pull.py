@@ -356,6 +356,8 @@ class RunPull:
         if not self._tasks:
             self._partials.clear()
         record = self._run_store.record(version)
+        seconds = round(stats.seconds, 3)
+        log.info("version_pulled", run=self.run_id, version=str(version), bytes=stats.bytes, seconds=seconds)
         try:
             self._on_committed(record, stats)
         except Exception:

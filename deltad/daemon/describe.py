@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from deltad.client.messages import Step, VersionInfo
 from deltad.daemon.notes import Note
-from deltad.delta.layout import decode_layout
 from deltad.delta.record import VersionRecord
 from deltad.store.path import Hop
 from deltad.store.runs import RunStore
-from deltad.store.store import Store
-from deltad.types import Digest, Version, VersionId
 
 
-def describe(store: Store, run: RunStore, record: VersionRecord, note: Note) -> VersionInfo:
-    """Everything the API says about one version, in its first variant. Reads its manifest and layout."""
+def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note) -> VersionInfo:
+    """Everything the API says about one version, in its first variant. Reads its manifest."""
     variant = record.variants[0]
     edge = variant.edges[0]
     manifest = run.read_manifest(edge)
-    layout = decode_layout(store.read(Digest(variant.layout)), limits=store.limits)
     return VersionInfo(
         run=record.run,
         version=str(record.version),
@@ -32,7 +28,7 @@ def describe(store: Store, run: RunStore, record: VersionRecord, note: Note) -> 
         density=manifest.density,
         elements=manifest.elements,
         changed=manifest.changed,
-        full_bytes=layout.weight_bytes,
+        full_bytes=full_bytes,
         delta_bytes=manifest.chunk_bytes + edge.size + sum(page.size for page in manifest.pages) + len(record.encode()),
         chunks=sum(page.chunks for page in manifest.pages),
         created=record.created_ns / 1e9,
@@ -52,7 +48,3 @@ def describe_step(run: RunStore, hop: Hop, variant: str) -> Step:
         base_root=run.record(base).variant(variant).root.hex(),
         manifest=hop.edge.manifest.hex(),
     )
-
-
-def version_id(run: RunStore, version: Version) -> VersionId:
-    return VersionId(run.run, version)

@@ -31,11 +31,11 @@ from deltad.client.messages import (
     VersionInfo,
 )
 from deltad.config import Config
-from deltad.daemon.origin import Origin, PublishOptions
+from deltad.daemon.origin import Origin, Published, PublishOptions
 from deltad.daemon.versions import Versions
 from deltad.delta.backend import choose
 from deltad.delta.record import VersionRecord
-from deltad.errors import NotFoundError, UsageError
+from deltad.errors import DeltadError, NotFoundError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.fleet import Fleet, Standing
 from deltad.ops.metrics import Metrics
@@ -50,6 +50,8 @@ _TRAILING_NUMBER = re.compile(r"([0-9]{1,15})\Z")
 _ALL = "*"
 MEASURE_SECONDS = 30.0
 """How often the size of the store is measured, which walks all of it."""
+MIRROR_REST_SECONDS = 300.0
+"""How long a mirror that could not advance is left alone."""
 
 
 class Node:
@@ -73,13 +75,14 @@ class Node:
         self._started = time.monotonic()
         self._store_bytes = 0
         self._next_measure = 0.0
+        self._mirror_rests: dict[RunId, float] = {}
 
     # Runs.
 
     def versions_of(self, run: RunId) -> Versions:
         """Raises NotFoundError for a run that is neither declared nor held nor pulled."""
         if run not in self._runs:
-            known = run in self.store.runs() or self.config.run(run) is not None or self._pulls(run)
+            known = run in self.store.runs() or self.config.run(run) is not None or self._is_named(run)
             if not known:
                 raise NotFoundError(
                     f"run {run}",
@@ -93,7 +96,7 @@ class Node:
         """All runs that are declared or held, in order of their names."""
         return sorted({*self.store.runs(), *(run.id for run in self.config.runs)})
 
-    def _pulls(self, run: RunId) -> bool:
+    def _is_named(self, run: RunId) -> bool:
         return any(run in upstream.runs for upstream in self.config.upstreams)
 
     def origin(self, run: RunId) -> Origin:
@@ -106,7 +109,10 @@ class Node:
                 )
             watch = next((watch for watch in self.config.watches if watch.run == run), None)
             publish_as = watch.publish_as if watch else "source"
-            self._origins[run] = Origin(self.store, run, declared.variant, self.backend, publish_as=publish_as)
+            mirror = self.versions_of(run).mirror(declared.variant)
+            self._origins[run] = Origin(
+                self.store, run, declared.variant, self.backend, publish_as=publish_as, mirror=mirror
+            )
         return self._origins[run]
 
     async def publish_checkpoint(
@@ -166,7 +172,10 @@ class Node:
         variant = None
         if request.replica:
             variant = Variant(self.fleet.registration(request.replica).variant)
-        directory = Path(request.directory) if request.directory else self._replica_export(request.replica, version)
+        directory = Path(request.directory)
+        if not request.directory:
+            await asyncio.to_thread(self.drop_export, request.replica)
+            directory = self.store.exports() / request.replica / str(version)
         root = await versions.export(version, variant, directory)
         return ExportReply(directory=str(directory), version=str(version), root=root)
 
@@ -228,24 +237,48 @@ class Node:
         if self.fleet.receive(report, time.monotonic()):
             self.announcements.announce()
 
+    def describe_all(self) -> None:
+        """Read the description of every version that is held. Blocks; called before anything is served."""
+        for run in self.runs():
+            if latest := self.versions_of(run).all()[-1:]:
+                self.metrics.latest(latest[0])
+
+    def deeds(self) -> set[asyncio.Task[Published]]:
+        """Publishes that are under way."""
+        return {deed for versions in self._runs.values() for deed in versions.deeds}
+
     async def do_chores(self) -> None:
         """Refresh gauges, drop exports that nobody needs, let mirrors catch up."""
-        if time.monotonic() >= self._next_measure:
+        now = time.monotonic()
+        if now >= self._next_measure:
             self._store_bytes = await asyncio.to_thread(self.store.used_bytes)
-            self._next_measure = time.monotonic() + MEASURE_SECONDS
+            self._next_measure = now + MEASURE_SECONDS
         self.metrics.store(used=self._store_bytes, free=self.store.free_bytes())
         for upstream in self._upstreams():
             self.metrics.upstream(upstream.url, up=upstream.up)
-        now = time.monotonic()
+        self.fleet.forget_silent(now)
         for run in self.runs():
-            versions = self.versions_of(run)
-            view = self.fleet.view(run, versions.all(), now)
-            states = [r.state for region in view.regions for r in region.report.runs[run].replicas]
-            self.metrics.fleet(run, states)
-            await versions.advance_mirror()
+            view = self.fleet.view(run, self.versions_of(run).all(), now)
+            self.metrics.fleet(run, [r.state for region in view.regions for r in region.report.runs[run].replicas])
         for export in await asyncio.to_thread(lambda: list(self.store.exports().iterdir())):
             if not self.fleet.is_registered(export.name):
                 await asyncio.to_thread(shutil.rmtree, export, ignore_errors=True)
+        for run in self.runs():
+            await self._advance_mirror(run, now)
+
+    async def _advance_mirror(self, run: RunId, now: float) -> None:
+        part = f"mirror {run}"
+        if now < self._mirror_rests.get(run, 0.0):
+            return
+        try:
+            await self.versions_of(run).advance_mirror()
+            self.unwell.pop(part, None)
+        except DeltadError as error:
+            # The path of versions does not need it; it is tried again when something may have changed.
+            if self.unwell.get(part) != str(error):
+                log.warning("mirror_not_advanced", run=run, error=str(error))
+            self.unwell[part] = str(error)
+            self._mirror_rests[run] = now + MIRROR_REST_SECONDS
 
     def drop_export(self, replica: str) -> None:
         """Remove what was exported for a replica. An engine that has mapped it keeps its pages."""
@@ -263,10 +296,6 @@ class Node:
         if latest is None:
             raise NotFoundError(f"a version of run {versions.run}", found="none yet")
         return parse_version(latest.version)
-
-    def _replica_export(self, replica: str, version: Version) -> Path:
-        self.drop_export(replica)
-        return self.store.exports() / parse_daemon_name(replica) / str(version)
 
     def _number(self, run: RunId, directory: Path) -> int:
         if match := _TRAILING_NUMBER.search(directory.name):

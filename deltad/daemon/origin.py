@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,15 +75,15 @@ class Origin:
         backend: Backend,
         *,
         publish_as: str = "source",
-        wall_clock: Callable[[], int] = time.time_ns,
+        mirror: Mirror | None = None,
     ) -> None:
+        """`mirror` is the one that the daemon shares; without it, one of its own."""
         self._store = store
         self._run = store.run(run)
         self._variant = variant
         self._backend = backend
         self._publish_as = publish_as
-        self._wall_clock = wall_clock
-        self._mirror = Mirror(store, self._run, variant, backend)
+        self._mirror = mirror or Mirror(store, self._run, variant, backend)
         self._baseline = self._run.directory / "baseline" / variant
 
     def publish(self, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
@@ -141,6 +140,8 @@ class Origin:
     def _encode(
         self, checkpoint: Checkpoint, version: Version, latest: VersionRecord | None, identity: str
     ) -> VersionRecord:
+        # First of all: if the layout that all versions share was damaged on disk, this mends it.
+        self._store.put(checkpoint.layout.encode())
         for file in checkpoint.layout.files:
             self._store.put(checkpoint.file_bytes(file.name))
         manifest = self._encode_edge(checkpoint, version, latest)
@@ -152,7 +153,6 @@ class Origin:
             manifest=self._store.put(data),
             size=len(data),
         )
-        self._store.put(layout.encode())
         return VersionRecord(
             format=FORMAT,
             least_reader=FORMAT,
@@ -164,7 +164,7 @@ class Origin:
                 VariantRecord(self._variant, layout.digest, len(layout.encode()), manifest.target.root, (edge,)),
             ),
             identity=identity,
-            created_ns=self._wall_clock(),
+            created_ns=time.time_ns(),
             source=checkpoint.directory.name,
         )
 

@@ -7,7 +7,9 @@ that fails is logged and started again; it never takes another part down.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 
@@ -58,16 +60,22 @@ async def _serve(config: Config, store: Store) -> int:
         loop.add_signal_handler(number, on_signal)
     notifier = Notifier()
     node = Node(config, store)
+    await asyncio.to_thread(node.describe_all)
     async with AsyncExitStack() as stack:
         await _listen(stack, node)
         tasks = [asyncio.create_task(_supervise(name, part), name=name) for name, part in _parts(node)]
-        stack.push_async_callback(_drain, tasks, hurry)
+        stack.push_async_callback(_drain, node, tasks, hurry)
         notifier.ready(f"serving {len(node.runs())} runs")
         log.info("daemon_ready", daemon=config.daemon.name, store=str(store.path), backend=node.backend.name)
         await stop.wait()
         notifier.stopping()
         log.info("daemon_stopping", daemon=config.daemon.name)
     log.info("daemon_stopped", daemon=config.daemon.name)
+    if node.deeds():
+        # A worker thread cannot be stopped, and the interpreter would wait for it to the end.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     return 0
 
 
@@ -140,12 +148,11 @@ async def _chores(node: Node) -> None:
         await asyncio.sleep(CHORE_SECONDS)
 
 
-async def _drain(tasks: list[asyncio.Task[None]], hurry: asyncio.Event) -> None:
-    """Stop all parts. A publish that a worker thread is in the middle of may end, unless told to hurry."""
+async def _drain(node: Node, tasks: list[asyncio.Task[None]], hurry: asyncio.Event) -> None:
+    """Stop all parts. A publish that is under way may end, unless told to hurry: it is atomic in any case."""
     for task in tasks:
         task.cancel()
-    hurried = asyncio.create_task(hurry.wait())
-    stopped = asyncio.create_task(asyncio.wait(tasks))
-    await asyncio.wait({hurried, stopped}, timeout=DRAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    waiting = asyncio.gather(*tasks, *node.deeds(), return_exceptions=True)
+    hurried = asyncio.ensure_future(hurry.wait())
+    await asyncio.wait((waiting, hurried), timeout=DRAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()
-    stopped.cancel()

@@ -1,7 +1,7 @@
 """All versions of one run at this daemon: publishing, exporting, verifying and describing them.
 
-Heavy work runs in worker threads, one deed a run at a time, so that a publish and a mirror advance
-never meet. Invariant: whatever a caller is told is durable is durable.
+Heavy work runs in worker threads: publishes one at a time, exports and mirror advances one at a time,
+neither waiting for the other. Invariant: whatever a caller is told is durable is durable.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from deltad.daemon.describe import describe, describe_step
 from deltad.daemon.notes import Note, Notes
 from deltad.daemon.origin import Origin, Published, PublishOptions
 from deltad.delta.backend import Backend
+from deltad.delta.layout import decode_layout
 from deltad.delta.record import VersionRecord
-from deltad.errors import IntegrityError, NotFoundError, UsageError
+from deltad.errors import FormatError, IntegrityError, NotFoundError, UsageError
 from deltad.store.mirror import Mirror
 from deltad.store.path import find_path
 from deltad.store.store import Store
@@ -39,23 +40,39 @@ class Versions:
         self.run = run
         self.records = store.run(run)
         self._notes = Notes(self.records.directory / "notes")
-        self._deed = asyncio.Lock()
+        self._publishing = asyncio.Lock()
         self._described: dict[Version, VersionInfo] = {}
+        self._unreadable: set[Version] = set()
+        self._weight_bytes: dict[bytes, int] = {}
+        self._mirrors: dict[str, Mirror] = {}
+        self.deeds: set[asyncio.Task[Published]] = set()
+        """Publishes that are under way; a drain waits for them."""
 
     def info(self, version: Version) -> VersionInfo:
-        """Raises NotFoundError for a version that is not held."""
+        """Raises NotFoundError for a version that is not held, IntegrityError for a damaged description."""
         if version not in self._described:
             record = self.records.record(version)
-            self._described[version] = describe(self._store, self.records, record, self._notes.read(version))
+            size = self._size(Digest(record.variants[0].layout))
+            self._described[version] = describe(self.records, record, size, self._notes.read(version))
         return self._described[version]
+
+    def _size(self, layout: Digest) -> int:
+        """Bytes of all weights; nearly all versions share one layout, so it is read once."""
+        if layout not in self._weight_bytes:
+            data = self._store.read(layout)
+            self._weight_bytes[layout] = decode_layout(data, limits=self._store.limits).weight_bytes
+        return self._weight_bytes[layout]
 
     def all(self) -> list[VersionInfo]:
         """Ascending, without those whose description is damaged on this disk."""
         found = []
         for record in self.records.records():
+            if record.version in self._unreadable:
+                continue
             try:
                 found.append(self.info(record.version))
-            except (IntegrityError, NotFoundError) as error:
+            except (IntegrityError, NotFoundError, FormatError) as error:
+                self._unreadable.add(record.version)
                 log.error("version_unreadable", version=str(record.id), error=str(error))
         return found
 
@@ -76,8 +93,14 @@ class Versions:
         self._described.pop(version, None)
 
     async def publish(self, origin: Origin, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
-        """See `Origin.publish`."""
-        async with self._deed:
+        """See `Origin.publish`. What has begun goes on to its end, whatever becomes of the caller."""
+        deed = asyncio.create_task(self._publish(origin, directory, number, **how))
+        self.deeds.add(deed)
+        deed.add_done_callback(self.deeds.discard)
+        return await asyncio.shield(deed)
+
+    async def _publish(self, origin: Origin, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
+        async with self._publishing:
             published = await asyncio.to_thread(origin.publish, directory, number, **how)
         if not published.already:
             self.note(published.record.version, seconds=published.seconds)
@@ -86,26 +109,22 @@ class Versions:
     async def export(self, version: Version, variant: Variant | None, directory: Path) -> str:
         """Write a version at `directory`, which must be absent or empty; returns its root in hex."""
         record = self.records.record(version)
-        async with self._deed:
-            root = await asyncio.to_thread(self._export, record, variant, directory)
-        return root.hex()
+        return (await asyncio.to_thread(self._export, record, variant, directory)).hex()
 
     async def verify(self, version: Version) -> VerifyReply:
         """Rebuild a version from what is stored, read it back and compare."""
         record = self.records.record(version)
-        async with self._deed:
-            return await asyncio.to_thread(self._verify, record)
+        return await asyncio.to_thread(self._verify, record)
 
     async def advance_mirror(self) -> None:
         """Let the mirror catch up if its tail has grown long. Off the path of any commit."""
         record = self.records.latest()
         if record is None:
             return
-        mirror = self._mirror(record, None)
-        async with self._deed:
-            if await asyncio.to_thread(mirror.tail, record) > TAIL:
-                await asyncio.to_thread(mirror.advance, record)
-                log.info("mirror_advanced", run=self.run, version=str(record.version))
+        mirror = self.mirror(Variant(record.variants[0].name))
+        if await asyncio.to_thread(mirror.tail, record) > TAIL:
+            await asyncio.to_thread(mirror.advance, record)
+            log.info("mirror_advanced", run=self.run, version=str(record.version))
 
     def next_for(self, variant: Variant, served: Version | None) -> NextReply | None:
         """What a replica should do that serves `served`; None while that is the newest."""
@@ -122,19 +141,22 @@ class Versions:
         steps = tuple(describe_step(self.records, hop, variant) for hop in path.hops)
         return NextReply(target=str(target.version), steps=steps)
 
-    def _mirror(self, record: VersionRecord, variant: Variant | None) -> Mirror:
-        name = record.variants[0].name if variant is None else record.variant(variant).name
-        return Mirror(self._store, self.records, Variant(name), self._backend)
+    def mirror(self, variant: Variant) -> Mirror:
+        """The one mirror of a variant."""
+        if variant not in self._mirrors:
+            self._mirrors[variant] = Mirror(self._store, self.records, variant, self._backend)
+        return self._mirrors[variant]
 
     def _export(self, record: VersionRecord, variant: Variant | None, directory: Path) -> Digest:
         if not directory.is_absolute():
             raise UsageError(f"{directory}", expected="an absolute path")
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise UsageError(f"{directory}", expected="a directory that is absent or empty", found="something in it")
-        return self._mirror(record, variant).export(record, directory)
+        name = record.variants[0].name if variant is None else record.variant(variant).name
+        return self.mirror(Variant(name)).export(record, directory)
 
     def _verify(self, record: VersionRecord) -> VerifyReply:
-        mirror = self._mirror(record, None)
+        mirror = self.mirror(Variant(record.variants[0].name))
         expected = record.variants[0].root
         found, wrong = mirror.verify(record, self._store.scratch / f"verify-{self.run}-{record.version}")
         tensors = sum(not spec.alias_of for spec in mirror.layout(record).tensors)

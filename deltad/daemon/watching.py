@@ -48,7 +48,7 @@ async def _publish(node: Node, config: WatchConfig, candidate: Candidate) -> Non
             await node.publish_checkpoint(
                 config.run,
                 candidate.directory,
-                candidate.number,
+                _number(node, config, candidate),
                 new_epoch=config.on_conflict == "new_epoch",
                 if_changed=candidate.counted,
                 settle=candidate.settle,
@@ -60,7 +60,16 @@ async def _publish(node: Node, config: WatchConfig, candidate: Candidate) -> Non
             log.warning("checkpoint_refused", run=config.run, number=candidate.number, error=str(error))
             if not isinstance(error, StoreError):
                 # Only another checkpoint can help; the watcher brings that one when it comes.
+                node.unwell.pop(part, None)
                 return
             node.unwell[part] = str(error)
         await asyncio.sleep(delay)
         delay = min(2 * delay, LAST_RETRY)
+
+
+def _number(node: Node, config: WatchConfig, candidate: Candidate) -> int:
+    """The trainer's number or, where it has none, the next one, whoever published last."""
+    latest = node.versions_of(config.run).records.latest()
+    if not candidate.counted or latest is None:
+        return candidate.number
+    return max(candidate.number, latest.version.number + 1)

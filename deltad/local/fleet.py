@@ -106,6 +106,7 @@ class Fleet:
         self.boot = boot
         self.fresh_for = fresh_for
         self.quiet_for = quiet_for
+        self.forget_after = 30 * quiet_for
         self._limits = limits
         self._sequence = 0
         self._replicas: dict[str, _Replica] = {}
@@ -130,6 +131,11 @@ class Fleet:
         """Forget a replica. Raises NotFoundError."""
         self._find(replica)
         del self._replicas[replica]
+
+    def forget_silent(self, now: float) -> None:
+        """Forget replicas that have not been heard of for so long that they are not coming back."""
+        for name in [name for name, replica in self._replicas.items() if now - replica.heard > self.forget_after]:
+            del self._replicas[name]
 
     def registration(self, replica: str) -> RegisterRequest:
         """How a replica announced itself. Raises NotFoundError."""

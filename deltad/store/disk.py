@@ -22,8 +22,9 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 def write_durably(path: Path, data: bytes, *, scratch: Path) -> None:
     """Create or replace `path` with `data`, all or nothing, synced. `scratch` is on the same file system.
 
-    Raises StoreFullError or StoreError; then `path` is as it was. A failed fsync is never tried again:
-    the kernel may have dropped the pages that it could not write.
+    Raises StoreFullError or StoreError; then `path` is as it was or, if only the directory could not be
+    synced, has its new content without a promise that it stays. A failed fsync is never tried again: the
+    kernel may have dropped the pages that it could not write.
     """
     temporary = scratch / uuid.uuid4().hex
     try:

@@ -5,8 +5,8 @@ again. The mirror advances lazily, off the path of any commit: scattered changes
 rewriting it per version would rewrite the model per version. Exports are built the same way, straight
 into the directory that an engine is handed.
 
-Killed while building or removing: a `.partial` or `.removed` directory is left, which is nobody's
-generation, and the next advance removes it.
+Killed while building or removing: a directory is left under a name that is no generation's (it begins
+with a dot, or ends in `.removed`), and the next advance removes it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from deltad.delta.digest import U64, root_of
 from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import ChunkRef, Manifest, decode_page
 from deltad.delta.record import VersionRecord
-from deltad.errors import IntegrityError
+from deltad.errors import CheckpointError, FormatError, IntegrityError
 from deltad.store.disk import make_directory, store_error, sync_directory
 from deltad.store.path import Path as EdgePath
 from deltad.store.path import find_path
@@ -95,10 +96,13 @@ class Mirror:
         IntegrityError that names the file if a stored object is damaged.
         """
         layout = self.layout(record)
-        shutil.rmtree(scratch, ignore_errors=True)
-        with self._lock, CheckpointWriter(scratch, layout) as writer:
-            self._write_weights(self._path(record), layout, writer)
-            return self._compare(record, layout, writer)
+        with self._lock:
+            try:
+                with CheckpointWriter(scratch, layout) as writer:
+                    self._write_weights(self._path(record), layout, writer)
+                    return self._compare(record, layout, writer)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
 
     def sums(self, record: VersionRecord) -> U64:
         """The published element sums of a version, shape [tensors, 2]."""
@@ -117,7 +121,7 @@ class Mirror:
         path = self._path(record)
         try:
             return self._build_along(path, record, directory)
-        except IntegrityError:
+        except (IntegrityError, CheckpointError, FormatError):
             if path.start is None:
                 raise
             # The generation that it started from is damaged. The deltas and the anchor are still
@@ -127,28 +131,34 @@ class Mirror:
 
     def _build_along(self, path: EdgePath, record: VersionRecord, directory: Path) -> Digest:
         layout = self.layout(record)
-        partial = directory.with_name(directory.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        make_directory(partial.parent)
-        with CheckpointWriter(partial, layout) as writer:
-            self._write_weights(path, layout, writer)
-            root, wrong = self._compare(record, layout, writer)
-            if wrong:
-                raise IntegrityError(
-                    f"{record.id} variant {self._variant}, rebuilt from the store",
-                    expected=f"root {record.variant(self._variant).root.hex()}",
-                    found=f"other weights in {len(wrong)} tensors, the first {wrong[0]!r}",
-                    hint="`deltad verify` names all of them",
-                )
-            for file in layout.files:
-                writer.write_file(file.name, self._store.read(Digest(file.digest)))
-            writer.finish()
+        partial = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
+        make_directory(partial)
         try:
+            with CheckpointWriter(partial, layout) as writer:
+                root = self._write(path, record, writer)
             os.rename(partial, directory)
             sync_directory(directory.parent)
         except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
             raise store_error(error, directory, layout.weight_bytes) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return root
+
+    def _write(self, path: EdgePath, record: VersionRecord, writer: CheckpointWriter) -> Digest:
+        """Write, sum and finish a whole checkpoint; returns its root. Raises IntegrityError."""
+        layout = writer.layout
+        self._write_weights(path, layout, writer)
+        root, wrong = self._compare(record, layout, writer)
+        if wrong:
+            raise IntegrityError(
+                f"{record.id} variant {self._variant}, rebuilt from the store",
+                expected=f"root {record.variant(self._variant).root.hex()}",
+                found=f"other weights in {len(wrong)} tensors, the first {wrong[0]!r}",
+                hint="`deltad verify` names all of them",
+            )
+        for file in layout.files:
+            writer.write_file(file.name, self._store.read(Digest(file.digest)))
+        writer.finish()
         return root
 
     def _write_weights(self, path: EdgePath, layout: Layout, writer: CheckpointWriter) -> None:

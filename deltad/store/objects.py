@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from deltad.delta.encoding import sha256
-from deltad.errors import IntegrityError, NotFoundError, StoreFullError
+from deltad.errors import DeltadError, IntegrityError, NotFoundError, StoreFullError
 from deltad.limits import Limits
 from deltad.store.disk import free_bytes, make_directory, store_error, write_durably
 from deltad.types import Digest
@@ -51,19 +51,32 @@ class ObjectStore:
                 f"{path}",
                 expected=f"SHA-256 {digest.hex()}",
                 found=found.hex(),
-                hint="the file is damaged; remove it and `deltad pull` to fetch it again",
+                hint="the file is damaged; it is replaced when the same bytes are published or pulled again",
             )
         return data
 
     def put(self, data: bytes) -> Digest:
-        """Store `data`; durable on return. Storing what is held already writes nothing."""
+        """Store `data`; durable on return. What is held already is compared, and replaced if damaged."""
         digest = sha256(data)
         path = self.path(digest)
-        if not path.exists():
-            self._keep_reserve(path, len(data))
-            make_directory(path.parent)
+        if self._holds(path, data):
+            return digest
+        self._keep_reserve(path, len(data))
+        make_directory(path.parent)
+        try:
             write_durably(path, data, scratch=self._scratch)
+        except DeltadError:
+            # Without its directory's sync a name may be lost in a power cut, and whoever finds it would
+            # take it for durable.
+            path.unlink(missing_ok=True)
+            raise
         return digest
+
+    def _holds(self, path: Path, data: bytes) -> bool:
+        try:
+            return path.read_bytes() == data
+        except OSError:
+            return False
 
     def _keep_reserve(self, path: Path, size: int) -> None:
         free = free_bytes(self._root)

@@ -47,7 +47,10 @@ class RunStore:
         self._objects = objects
         self._scratch = scratch
         self._limits = limits
+        self._writer = threading.Lock()
+        """Held for a whole commit."""
         self._lock = threading.Lock()
+        """Held only to look at or change what follows, so that readers never wait for the disk."""
         self._records: dict[Version, VersionRecord] = {}
         self._latest: Version | None = None
         self._load()
@@ -83,7 +86,7 @@ class RunStore:
         record = decode_record(data, limits=self._limits)
         if record.run != self.run:
             raise FormatError(f"{record.id}", expected=f"a version of run {self.run}")
-        with self._lock:
+        with self._writer:
             known = self._records.get(record.version)
             if known is not None:
                 check_same(known, record)
@@ -94,8 +97,9 @@ class RunStore:
             make_directory(self.directory / "records")
             write_durably(self._record_path(record.version), data, scratch=self._scratch)
             self._point(record)
-            self._records[record.version] = record
-            self._latest = record.version
+            with self._lock:
+                self._records[record.version] = record
+                self._latest = record.version
             return True
 
     def read_manifest(self, edge: EdgeRef) -> Manifest:

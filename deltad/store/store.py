@@ -13,7 +13,7 @@ from pathlib import Path
 
 from deltad.errors import FormatError, StoreBusyError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
-from deltad.store.disk import free_bytes, make_directory, store_error, write_durably
+from deltad.store.disk import free_bytes, make_directory, store_error, sync_directory, write_durably
 from deltad.store.objects import ObjectStore
 from deltad.store.runs import RunStore
 from deltad.types import Digest, RunId, parse_run
@@ -111,6 +111,9 @@ class Store:
             shutil.rmtree(leftovers, ignore_errors=True)
             make_directory(leftovers)
         make_directory(self.path / "objects")
+        # A name whose directory was not synced before a kill is there, but not yet for good.
+        for shard in os.scandir(self.path / "objects"):
+            sync_directory(Path(shard.path))
         runs = self.path / "runs"
         make_directory(runs)
         for entry in sorted(runs.iterdir()):

@@ -229,6 +229,34 @@ def test_a_damaged_generation_is_let_go_and_the_version_rebuilt_from_its_edges(t
     assert trainer.mirror.generations() == {}
 
 
+@pytest.mark.parametrize("damaged", ["model.safetensors", "config.json"])
+def test_a_generation_that_does_not_open_any_more_is_let_go(trainer: Trainer, damaged: str) -> None:
+    trainer.step(0)
+    generation = trainer.mirror.advance(trainer.run.latest())
+    trainer.step(1)
+    (generation / damaged).write_bytes(b"\xff" * 20)
+    assert trainer.export(Version(1, 1)).equals(trainer.weights)
+
+
+def test_a_layout_that_is_damaged_on_disk_is_mended_by_the_next_publish(trainer: Trainer) -> None:
+    trainer.step(0)
+    layout = trainer.store.object_path(trainer.run.latest().variants[0].layout)
+    layout.write_bytes(b"rot")
+    trainer.step(1)
+    assert trainer.kind(1) is EdgeKind.DELTA
+    assert trainer.export(Version(1, 1)).equals(trainer.weights)
+
+
+def test_an_export_touches_nothing_but_its_own_directory(trainer: Trainer) -> None:
+    trainer.step(0)
+    beside = trainer.exports / "model.partial"
+    beside.mkdir(parents=True)
+    (beside / "notes").write_text("mine")
+    trainer.mirror.export(trainer.run.latest(), trainer.exports / "model")
+    assert sorted(entry.name for entry in trainer.exports.iterdir()) == ["model", "model.partial"]
+    assert (beside / "notes").read_text() == "mine"
+
+
 def test_an_export_that_an_engine_has_mapped_stays_the_same_while_ten_versions_pass(trainer: Trainer) -> None:
     trainer.step(0)
     directory = trainer.exports / "live"

@@ -13,13 +13,25 @@ from pathlib import Path
 
 import pytest
 
-from deltad.client.messages import ExportRequest, UpstreamView, VersionInfo
+from deltad.client.messages import ExportRequest, PublishRequest, UpstreamView, VersionInfo
+from deltad.delta import FORMAT
+from deltad.delta.layout import Layout, TensorSpec
 from deltad.errors import UnavailableError
+from deltad.store.store import Store
+from deltad.types import Version, parse_run
 from tests.kit.checkpoints import MODEL, read_checkpoint, write_checkpoint
 from tests.kit.daemons import Daemon, free_port
 from tests.kit.weights import ArrayWeights
 
 WAIT = 60.0
+
+
+def watching(directory: Path, pattern: str = "step_{number}") -> str:
+    """The sections of a daemon that publishes what appears in a directory."""
+    return (
+        f'[[run]]\nid = "r"\n[[watch]]\nrun = "r"\ndirectory = "{directory}"\npattern = "{pattern}"\n'
+        'quiet = "100ms"\nrescan = "300ms"\n'
+    )
 
 
 class Regions:
@@ -34,10 +46,8 @@ class Regions:
         self.b = Daemon(home / "b", "b", self._sections_b())
 
     def _sections_a(self) -> str:
-        return (
-            f'[relay]\nlisten = "127.0.0.1:{self.port}"\ntoken_file = "token"\n[[run]]\nid = "r"\n'
-            f'[[watch]]\nrun = "r"\ndirectory = "{self.checkpoints}"\nquiet = "100ms"\nrescan = "500ms"\n'
-        )
+        relay = f'[relay]\nlisten = "127.0.0.1:{self.port}"\ntoken_file = "token"\n'
+        return relay + watching(self.checkpoints)
 
     def _sections_b(self) -> str:
         return f'[[upstream]]\nurl = "http://127.0.0.1:{self.port}"\ntoken_file = "token"\n'
@@ -161,6 +171,40 @@ def first_error(daemon: Daemon) -> UpstreamView:
         time.sleep(0.05)
 
 
+def test_a_publish_that_is_under_way_when_the_daemon_is_told_to_stop_ends_well(tmp_path: Path) -> None:
+    layout = Layout(FORMAT, (TensorSpec("w", "BF16", (20_000, 1000)),))
+    weights = ArrayWeights.random(layout)
+    checkpoints = tmp_path / "checkpoints"
+    sections = (
+        f'[[run]]\nid = "r"\n[[watch]]\nrun = "r"\ndirectory = "{checkpoints}"\nquiet = "100ms"\nrescan = "300ms"\n'
+    )
+    daemon = Daemon(tmp_path / "d", "d", sections).start()
+    write_checkpoint(checkpoints / "step_0", weights, layout=layout)
+    while "encoding" not in daemon.client.status().region.runs["r"].activity:
+        pass
+    assert daemon.stop() == 0
+    store = Store.open(tmp_path / "d" / "store")
+    assert store.run(parse_run("r")).latest().version == Version(1, 0)
+
+
+def test_a_manual_publish_does_not_cost_a_counted_watch_its_next_checkpoint(tmp_path: Path) -> None:
+    weights = ArrayWeights.random(MODEL)
+    live = tmp_path / "live"
+    daemon = Daemon(tmp_path / "d", "d", watching(live, "."))
+    write_checkpoint(live, weights)
+    daemon.start()
+    try:
+        assert daemon.client.latest("r", wait=WAIT) is not None
+        by_hand = write_checkpoint(tmp_path / "by-hand", weights.changed(0.02, seed=1))
+        daemon.client.publish("r", PublishRequest(directory=str(by_hand), number=50))
+        overwrite(live, weights.changed(0.02, seed=2), tmp_path / "new")
+        info = daemon.client.latest("r", after="v000050", wait=WAIT)
+        assert info is not None, daemon.log
+        assert info.version == "v000051"
+    finally:
+        assert daemon.stop() == 0
+
+
 def test_a_second_daemon_on_the_same_store_exits_and_names_the_first(regions: Regions) -> None:
     regions.b.start()
     again = subprocess.run(
@@ -193,12 +237,7 @@ def test_a_store_of_another_format_stops_the_start_by_name(regions: Regions) -> 
 def test_one_directory_that_is_overwritten_each_time_gives_one_version_a_write(tmp_path: Path) -> None:
     weights = ArrayWeights.random(MODEL)
     live = tmp_path / "live"
-    daemon = Daemon(
-        tmp_path / "d",
-        "d",
-        f'[[run]]\nid = "r"\n[[watch]]\nrun = "r"\ndirectory = "{live}"\npattern = "."\n'
-        'quiet = "100ms"\nrescan = "300ms"\n',
-    )
+    daemon = Daemon(tmp_path / "d", "d", watching(live, "."))
     write_checkpoint(live, weights)
     daemon.start()
     try:

@@ -160,6 +160,16 @@ def test_a_silent_replica_becomes_unknown_and_any_sign_of_life_brings_its_last_w
     assert verified(fleet, 3, now=200.0) == 1
 
 
+def test_a_replica_that_was_silent_for_very_long_is_forgotten_and_may_come_back() -> None:
+    fleet = with_replica(make_fleet(), state(ReplicaState.VERIFIED, 3))
+    fleet.forget_silent(fleet.forget_after)
+    assert fleet.is_registered("r0")
+    fleet.forget_silent(fleet.forget_after + 1.0)
+    assert not fleet.is_registered("r0")
+    with_replica(fleet)
+    assert fleet.is_registered("r0")
+
+
 def test_registering_again_starts_anew() -> None:
     fleet = with_replica(make_fleet(), state(ReplicaState.VERIFIED, 3))
     with_replica(fleet)

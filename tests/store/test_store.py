@@ -64,6 +64,14 @@ def test_a_damaged_object_is_never_returned(tmp_path: Path, damage: object) -> N
         store.read(digest)
 
 
+def test_a_damaged_object_is_mended_when_the_same_bytes_are_stored_again(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "s")
+    digest = store.put(b"frames")
+    store.object_path(digest).write_bytes(b"frame5")
+    store.put(b"frames")
+    assert store.read(digest) == b"frames"
+
+
 def test_a_second_daemon_on_one_store_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "s")
     with pytest.raises(StoreBusyError, match=f"process {os.getpid()}"):

@@ -353,7 +353,7 @@ class RunPull:
         stats = self._account(version, _now()).close(_now())
         for older in [v for v in self._accounts if v <= version]:
             del self._accounts[older]
-        if not self._tasks:
+        if not self.pull.busy:
             self._partials.clear()
         record = self._run_store.record(version)
         seconds = round(stats.seconds, 3)

@@ -22,6 +22,7 @@ from deltad.errors import FormatError, IntegrityError
 from deltad.types import DTYPES
 from tests.kit.backends import present
 from tests.kit.weights import ArrayWeights
+from tests.vectors import plain
 from tests.vectors.make import all_made, edge, symbols, written
 from tests.vectors.vector import HERE, Vector, all_vectors
 
@@ -41,6 +42,13 @@ def test_a_vector_is_read_to_its_target(vector: Vector, backend: Backend) -> Non
     apply_chunk(vector.frame, vector.layout, after, sums, backend)
     assert after.equals(vector.target)
     assert np.array_equal(sums, sum_weights(vector.layout, vector.target, backend))
+
+
+@each_vector
+def test_a_reader_written_from_the_document_alone_reads_a_vector_too(vector: Vector) -> None:
+    tensors = [(spec.name, spec.dtype, spec.shape) for spec in vector.tensors]
+    after = plain.read(vector.frame, tensors, [array.tobytes() for array in vector.base.arrays])
+    assert after == [array.tobytes() for array in vector.target.arrays]
 
 
 @each_backend

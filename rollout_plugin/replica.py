@@ -20,7 +20,7 @@ from deltad.client.messages import RegisterRequest, StateRequest, Step
 from deltad.delta.backend import Backend
 from deltad.delta.codec import sum_weights
 from deltad.delta.digest import U64, root_of
-from deltad.errors import DeltadError, NotFoundError, ReplicaError
+from deltad.errors import DeltadError, FormatError, IntegrityError, NotFoundError, ReplicaError
 from deltad.protocol.activate import (
     Activation,
     Ask,
@@ -200,7 +200,7 @@ class Replica:
         engine, serving = self._engine, self._machine.serving
         assert engine is not None, "deltas are taken only where something is served"
         assert serving is not None, "deltas are taken only where something is served"
-        return self._stage(steps[-1].version, lambda: self._stager.deltas(steps, engine.live.layout, serving.root))
+        return self._stage(steps[-1].version, lambda: self._stager.deltas(steps, engine.live, serving.root))
 
     def _stage_export(self, target: Version) -> Event:
         return self._stage(str(target), lambda: self._stager.whole(target, self._engine))
@@ -215,8 +215,17 @@ class Replica:
         except Exception as error:
             self._serving.expect(None)
             self._log.write("stage_failed", target=target, error=repr(error))
+            if isinstance(error, FormatError | IntegrityError) and self._is_damaged():
+                return Broken(f"staging: the weights are no longer the version served: {error}")
             return StageFailed(str(error) or repr(error))
         return Staged(staged.version, staged.root, time.monotonic() - begun)
+
+    def _is_damaged(self) -> bool:
+        """Whether the live weights are not what they were verified to be: then nothing can be read beside them."""
+        engine, serving = self._engine, self._machine.serving
+        if engine is None or serving is None:
+            return False
+        return root_of(engine.live.layout, sum_weights(engine.live.layout, engine.live, self._backend)) != serving.root
 
     def _commit(self) -> Event | None:
         staged, self._staged = self._staged, None
@@ -236,7 +245,7 @@ class Replica:
             return Committed(0.0)
         assert self._engine is not None, "only the first load brings its engine"
         if isinstance(staged, StagedExport):
-            return commit_export(self._engine, staged)
+            return commit_export(self._engine, staged, self._backend)
         return commit_deltas(self._engine, staged, self._sums, self._backend)
 
     def _read_back(self) -> Event:
@@ -245,7 +254,7 @@ class Replica:
         begun = time.monotonic()
         try:
             live.check_live()
-            self._sums = sum_weights(live.layout, live)
+            self._sums = sum_weights(live.layout, live, self._backend)
         except Exception as error:
             return Broken(f"reading back: {type(error).__name__}: {error}")
         return ReadBack(root_of(live.layout, self._sums), time.monotonic() - begun)

@@ -14,7 +14,7 @@ from deltad.client.messages import NextReply, ReplicaReport, ReplicaState
 from deltad.delta.backend import Changes, Lanes
 from deltad.delta.backend.numpy import NumpyBackend
 from deltad.delta.codec import sum_weights
-from deltad.delta.digest import pack_sums
+from deltad.delta.digest import U64, pack_sums
 from deltad.delta.encoding import sha256
 from deltad.delta.layout import FileSpec, Layout, TensorSpec
 from deltad.errors import NotFoundError, UnavailableError
@@ -35,11 +35,11 @@ class FailingBackend(NumpyBackend):
         self.failing = failing
         self.applied = 0
 
-    def apply(self, target: Lanes, changes: Changes, dtype: DType) -> tuple[Lanes, Lanes]:
+    def apply(self, target: Lanes, changes: Changes, dtype: DType, seed: int) -> tuple[Lanes, U64]:
         self.applied += 1
         if self.applied in self.failing:
             raise MemoryError(f"application {self.applied}")
-        return super().apply(target, changes, dtype)
+        return super().apply(target, changes, dtype, seed)
 
 
 def fenced(report: ReplicaReport) -> bool:
@@ -112,6 +112,22 @@ def test_a_replica_that_fell_behind_takes_several_deltas_in_one_pause(
     region.announce()
     region.await_verified(region.history[3])
     assert states_of(replica).count("committing") == 2
+
+
+def test_deltas_coded_by_context_are_staged_beside_what_is_served_so_a_chain_of_them_takes_a_pause_each(
+    region: Region, start_replica: StartReplica
+) -> None:
+    replica = start_replica()
+    region.await_verified(region.history[0])
+    region.mode = "mid"
+    region.await_verified(region.publish_changed())
+    region.offers = lambda reply: None
+    for seed in range(3):
+        region.publish_changed(seed=seed)
+    region.offers = lambda reply: reply
+    region.announce()
+    region.await_verified(region.history[4])
+    assert states_of(replica).count("committing") == 5
 
 
 def test_an_empty_delta_makes_a_version_like_any_other(region: Region, start_replica: StartReplica) -> None:
@@ -260,6 +276,26 @@ def test_weights_that_changed_by_themselves_are_found_by_the_read_back(
     assert replica.root() == held.info.root
 
 
+def test_weights_damaged_where_a_delta_by_context_is_read_beside_them_are_fenced_and_heal(
+    region: Region, start_replica: StartReplica
+) -> None:
+    replica = start_replica()
+    region.await_verified(region.history[0])
+    region.mode = "mid"
+    for i, spec in enumerate(replica.engine.live.layout.tensors):
+        if not spec.alias_of:
+            # From the largest pattern up and from zero down, a step comes out far away.
+            replica.engine.live.whole(i)[0::2], replica.engine.live.whole(i)[1::2] = 0x7FFF, 0x0000
+    hold_healing = threading.Event()
+    region.before_export = lambda: hold_healing.wait(60) and None
+    held = region.publish_changed()
+    report = region.await_replica(lambda r: "no longer the version served" in r.error)
+    assert (report.version, report.root) == ("", "")
+    hold_healing.set()
+    region.await_verified(held)
+    assert replica.root() == held.info.root
+
+
 def test_an_engine_that_replaced_a_parameter_is_fenced_and_nothing_is_written(
     region: Region, start_replica: StartReplica
 ) -> None:
@@ -310,7 +346,7 @@ def test_a_version_of_another_layout_fences_the_replica_which_says_why(
     replica = start_replica()
     before = region.history[0]
     region.await_verified(before)
-    extra = Layout(0, (*before.layout.tensors, TensorSpec("zz", "BF16", (4,))), before.layout.files)
+    extra = Layout(1, (*before.layout.tensors, TensorSpec("zz", "BF16", (4,))), before.layout.files)
     weights = ArrayWeights([*before.weights.copy().arrays, np.zeros(4, np.uint16)])
     region.publish(extra, weights, before.files)
     report = region.await_replica(fenced)
@@ -421,4 +457,4 @@ def with_file(held: Held, name: str, data: bytes) -> tuple[Layout, ArrayWeights,
     """A version's parts with other contents of one of its files."""
     files = {**held.files, name: data}
     specs = tuple(FileSpec(name, len(data), sha256(data)) for name, data in sorted(files.items()))
-    return Layout(0, held.layout.tensors, specs), held.weights.copy(), files
+    return Layout(1, held.layout.tensors, specs), held.weights.copy(), files

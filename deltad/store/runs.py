@@ -18,12 +18,13 @@ from pathlib import Path
 
 import msgspec
 
-from deltad.delta.layout import decode_layout
+from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import Manifest, decode_manifest, decode_page
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord, decode_record
 from deltad.errors import FormatError, IntegrityError, NotFoundError
 from deltad.limits import Limits
 from deltad.protocol.publish import check_same, check_successor
+from deltad.protocol.pull_plan import check_manifest, check_tables
 from deltad.store.disk import make_directory, write_durably
 from deltad.store.objects import ObjectStore
 from deltad.types import Digest, RunId, Version, VersionId
@@ -110,24 +111,33 @@ class RunStore:
         layout = decode_layout(self._objects.read(Digest(variant.layout)), limits=self._limits)
         for file in layout.files:
             self._require(record, Digest(file.digest), f"file {file.name}")
-        reachable = False
-        for edge in variant.edges:
-            base = None if edge.base is None else self._records.get(edge.base)
-            if not self._objects.has(Digest(edge.manifest)) or (edge.base is not None and base is None):
-                continue
-            manifest = self.read_manifest(edge)
-            check_manifest(record, variant, edge, manifest, base)
-            manifest.tensor_sums(layout)
-            for page in manifest.pages:
-                for chunk in decode_page(self._objects.read(Digest(page.digest)), page, layout, limits=self._limits):
-                    self._require(record, Digest(chunk.digest), "chunk")
-            reachable = True
-        if not reachable:
+        missing = [self._missing(record, variant, edge, layout) for edge in variant.edges]
+        if "" not in missing:
             raise NotFoundError(
                 f"{record.id} variant {variant.name}",
                 expected="an edge from a version that is held here, or an anchor",
-                found="none of " + ", ".join(str(edge.base or "an anchor") for edge in variant.edges),
+                found="; ".join(missing),
             )
+
+    def _missing(self, record: VersionRecord, variant: VariantRecord, edge: EdgeRef, layout: Layout) -> str:
+        """What an edge needs that is not held here, in words; empty if it is whole.
+
+        Raises FormatError or IntegrityError for an edge that contradicts its record.
+        """
+        base = None if edge.base is None else self._records.get(edge.base)
+        if edge.base is not None and base is None:
+            return f"{edge.kind} on {edge.base}, which is not held"
+        try:
+            manifest = self.read_manifest(edge)
+            root = None if base is None else base.variant(variant.name).root
+            check_manifest(record, variant, edge, manifest, base_root=root)
+            check_tables(manifest, layout)
+            for page in manifest.pages:
+                for chunk in decode_page(self._objects.read(Digest(page.digest)), page, layout, limits=self._limits):
+                    self._require(record, Digest(chunk.digest), "chunk")
+        except NotFoundError as error:
+            return f"{edge.kind} without {error.thing}"
+        return ""
 
     def _require(self, record: VersionRecord, digest: Digest, what: str) -> None:
         if not self._objects.has(digest):
@@ -171,27 +181,3 @@ class RunStore:
             pointed = pointer.version
         if self._records and pointed != (newest := max(self._records)):
             self._point(self._records[newest])
-
-
-def check_manifest(
-    record: VersionRecord, variant: VariantRecord, edge: EdgeRef, manifest: Manifest, base: VersionRecord | None
-) -> None:
-    """Raise IntegrityError unless a manifest describes the very edge that its record names.
-
-    `base` is the record of `edge.base`, where that is known.
-    """
-    thing = f"manifest {edge.manifest.hex()} of {record.id}"
-    pairs: list[tuple[str, object, object]] = [
-        ("run", record.run, manifest.run),
-        ("variant", variant.name, manifest.variant),
-        ("kind", edge.kind, manifest.kind),
-        ("layout", variant.layout.hex(), manifest.layout.hex()),
-        ("target", record.version, manifest.target.version),
-        ("target root", variant.root.hex(), manifest.target.root.hex()),
-        ("base", edge.base, manifest.base.version if manifest.base else None),
-    ]
-    if base is not None and manifest.base is not None:
-        pairs.append(("base root", base.variant(variant.name).root.hex(), manifest.base.root.hex()))
-    for what, expected, found in pairs:
-        if expected != found:
-            raise IntegrityError(f"{thing}: {what}", expected=str(expected), found=str(found))

@@ -41,6 +41,7 @@ class Limits:
     json_body_bytes: int = 1 * MIB
     report_bytes: int = 1 * MIB
     variants: int = 16
+    runs: int = 1024
     long_poll_seconds: float = 60.0
     disk_reserve_bytes: int = 64 * MIB
 

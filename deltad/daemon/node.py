@@ -315,4 +315,6 @@ class Node:
             region_report=self.region_report,
             on_committed=self.on_pulled,
             limits=self.limits,
+            on_received=lambda count: self.metrics.received(upstream.url, count),
+            on_failure=lambda error: self.metrics.pull_failed(upstream.url, error),
         )

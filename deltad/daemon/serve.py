@@ -95,6 +95,7 @@ async def _listen(stack: AsyncExitStack, node: Node) -> None:
             announcements=node.announcements,
             on_report=node.on_report,
             limits=node.limits,
+            on_sent=node.metrics.sent,
         )
         await _bind(await _start(stack, relay.app()), config.relay.listen.host, config.relay.listen.port, "relay")
     if config.metrics is not None:

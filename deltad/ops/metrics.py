@@ -117,6 +117,14 @@ class Metrics:
         """An upstream answered, or failed to."""
         self.upstream_up.labels(url).set(up)
 
+    def received(self, url: str, count: int) -> None:
+        """Bytes came from an upstream."""
+        self.relay_received_bytes.labels(url).inc(count)
+
+    def sent(self, count: int) -> None:
+        """Bytes of an object were sent to a daemon that pulls from here."""
+        self.relay_sent_bytes.inc(count)
+
     def pull_failed(self, url: str, error: DeltadError) -> None:
         """A pull from an upstream failed."""
         self.pull_failures.labels(url, error.kind).inc()

@@ -199,6 +199,13 @@ class RelayClient:
             )
         if status == HTTPStatus.NOT_FOUND:
             raise NotFoundError(thing, found="the peer does not have it")
+        if status == HTTPStatus.CONFLICT:
+            raise PeerError(
+                thing,
+                expected="a name of its own for each daemon",
+                found="the name of another one that it knows",
+                hint="change `name` in the [daemon] section of one of them",
+            )
         if status not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.NO_CONTENT):
             raise _unlike(response, thing, "HTTP 200")
         coding = response.headers.get("Content-Encoding", "identity")

@@ -78,8 +78,13 @@ class Puller:
         on_committed: Callable[[VersionRecord, PullStats], None],
         limits: Limits = DEFAULT_LIMITS,
         policy: PullerPolicy | None = None,
+        on_received: Callable[[int], None] = lambda count: None,
+        on_failure: Callable[[DeltadError], None] = lambda error: None,
     ) -> None:
+        """`on_received` is told of every piece that came, in bytes, and `on_failure` of every failed request."""
         self.url = url
+        self._on_received = on_received
+        self._on_failure = on_failure
         self._policy = policy or PullerPolicy()
         # Twice the connections, so that the link is busy while what came before is checked and stored.
         self._pull_policy = replace(self._policy.pull, in_flight=2 * connections)
@@ -100,7 +105,7 @@ class Puller:
         self._client = RelayClient(
             url,
             token,
-            count=lambda count: self.link.received(count, _now()),
+            count=self._count,
             limits=limits,
             stall_seconds=self._policy.stall,
             connect_seconds=self._policy.connect,
@@ -198,6 +203,7 @@ class Puller:
 
     def note_failure(self, error: DeltadError) -> None:
         """A request failed: say so once, and rest if the upstream cannot be reached or refuses us."""
+        self._on_failure(error)
         if self.link.failed(error, _now(), reachable=self._client.reachable):
             log.warning("upstream_trouble", upstream=self.url, kind=error.kind, error=str(error))
         for pull in self._pulls.values():
@@ -242,7 +248,8 @@ class Puller:
         self.note_success()
         if "*" in self._runs:
             for run in await self._client.runs():
-                self._add(run)
+                if run in self._pulls or len(self._pulls) < self._limits.runs:
+                    self._add(run)
 
     async def _report(self) -> None:
         """Send this region's report when it has changed, or when the last one grows old."""
@@ -278,6 +285,10 @@ class Puller:
             self._tasks.create_task(self._for_ever(pull.follow))
             self._tasks.create_task(self._for_ever(pull.drive))
         return pull
+
+    def _count(self, count: int) -> None:
+        self.link.received(count, _now())
+        self._on_received(count)
 
     def _committed(self, record: VersionRecord, stats: PullStats) -> None:
         try:

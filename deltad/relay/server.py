@@ -76,8 +76,11 @@ class RelayServer:
         on_report: Callable[[RegionReport], None],
         limits: Limits = DEFAULT_LIMITS,
         stall_seconds: float = 30.0,
+        on_sent: Callable[[int], None] = lambda count: None,
     ) -> None:
+        """`on_sent` is told of every piece of an object that was sent, in bytes."""
         self._store = store
+        self._on_sent = on_sent
         self._hello = Hello(daemon, boot, (FORMAT,), tuple(sorted(CODERS)))
         self._token = token
         self._announcements = announcements
@@ -221,6 +224,7 @@ class RelayServer:
                 if not piece:
                     raise OSError("the file has become shorter")
                 await self._write(response, piece)
+                self._on_sent(len(piece))
                 at += len(piece)
             async with asyncio.timeout(self._stall_seconds):
                 await response.write_eof()
@@ -248,7 +252,6 @@ class RelayServer:
         if SEAL in request.headers and request.headers[SEAL] != seal(data):
             raise FormatError("report", expected=f"a body that its {SEAL} seals", found="other bytes")
         self._on_report(_parse_report(data))
-        self._announcements.announce()
         return _json({})
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -95,6 +96,30 @@ def test_every_checkpoint_arrives_in_the_other_region_bit_for_bit(regions: Regio
         assert regions.b.client.verify("r", there.version).match
     assert regions.a.stop() == 0
     assert regions.b.stop() == 0
+
+
+def test_the_bytes_that_crossed_are_counted_on_both_sides(regions: Regions) -> None:
+    ports = {"a": free_port(), "b": 0}
+    for daemon in (regions.a, regions.b):
+        ports[daemon.name] = ports["a"] + (daemon is regions.b) + 1
+        with daemon.config.open("a") as config:
+            config.write(f'[metrics]\nlisten = "127.0.0.1:{ports[daemon.name]}"\n')
+    regions.a.start()
+    regions.b.start()
+    regions.step(0)
+    pulled = regions.arrived(regions.b, 0).pulled_bytes
+    sent = metric(ports["a"], "deltad_relay_sent_bytes_total")
+    received = metric(ports["b"], "deltad_relay_received_bytes_total")
+    assert 0 < sent <= pulled <= received
+    assert metric(ports["b"], "deltad_latest_version_number") == 0
+
+
+def metric(port: int, name: str) -> float:
+    """The value of a metric that has one sample."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
+        lines = reply.read().decode().splitlines()
+    (line,) = [line for line in lines if line.startswith((name + " ", name + "{"))]
+    return float(line.rsplit(" ", 1)[1])
 
 
 def test_a_daemon_that_was_away_catches_up_and_the_trainer_may_prune_meanwhile(regions: Regions) -> None:

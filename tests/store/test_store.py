@@ -16,6 +16,7 @@ import pytest
 from deltad.daemon.origin import Origin
 from deltad.delta.backend import choose
 from deltad.delta.encoding import sha256
+from deltad.delta.manifest import decode_manifest
 from deltad.errors import (
     ConflictError,
     FormatError,
@@ -29,6 +30,7 @@ from deltad.limits import Limits
 from deltad.store.store import Store
 from deltad.types import Digest, Version
 from tests.kit.trainer import RUN, VARIANT, Trainer
+from tests.kit.versions import Lineage
 
 ROOT = Path(__file__).parents[2]
 
@@ -192,6 +194,19 @@ def test_a_delta_whose_base_is_not_held_is_not_committed(tmp_path: Path) -> None
         other.put(path.read_bytes())
     with pytest.raises(NotFoundError, match="an edge from a version that is held"):
         other.run(RUN).commit(trainer.run.latest().encode())
+
+
+def test_one_whole_edge_is_enough_where_another_is_held_in_part(tmp_path: Path) -> None:
+    lineage = Lineage()
+    lineage.publish()
+    both = lineage.publish(anchor=True)
+    anchor = decode_manifest(both.objects[Digest(both.record.variants[0].edges[1].manifest)])
+    store = Store.open(tmp_path / "s")
+    lineage.versions[0].commit_into(store)
+    both.put_into(store)
+    store.object_path(Digest(anchor.pages[0].digest)).unlink()
+    assert store.run(both.run).commit(both.data)
+    assert store.run(both.run).latest() == both.record
 
 
 def test_latest_never_moves_back_and_replays_are_refused(tmp_path: Path) -> None:

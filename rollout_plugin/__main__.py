@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from deltad.errors import DeltadError
+from deltad.errors import ConfigError, DeltadError
 from deltad.types import Version
 from rollout_plugin.log import Log
 from rollout_plugin.options import Options, parse_options
@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: Options, log: Log) -> int:
+    _forget(options.ready_file)
     stop = threading.Event()
 
     def on_signal(number: int, frame: object) -> None:
@@ -66,8 +67,11 @@ def _serve(options: Options, log: Log) -> int:
     url = endpoint.start()
     log.write("listening", url=url)
 
+    told = threading.Event()
+
     def on_verified(version: Version) -> None:
-        if options.ready_file is not None and not options.ready_file.exists():
+        if options.ready_file is not None and not told.is_set():
+            told.set()
             _write_atomically(options.ready_file, url + "\n")
 
     replica = Replica(
@@ -99,6 +103,16 @@ def _serve(options: Options, log: Log) -> int:
     endpoint.stop()
     log.write("stopped")
     return 70 if died.is_set() else 0
+
+
+def _forget(ready_file: Path | None) -> None:
+    """Remove what an earlier process of this name left, which would vouch for this one. Raises ConfigError."""
+    if ready_file is None:
+        return
+    try:
+        ready_file.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--ready-file {ready_file}", found=error.strerror or str(error)) from None
 
 
 def _write_atomically(path: Path, text: str) -> None:

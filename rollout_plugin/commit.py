@@ -61,14 +61,14 @@ def commit_export(engine: Engine, staged: StagedExport, backend: Backend) -> Com
             live.check_live()
             staged.export.copy_into(live)
             found = root_of(live.layout, sum_weights(live.layout, live, backend))
-            if found != staged.root:
-                raise IntegrityError(
-                    f"copy of {staged.version}", expected=f"root {staged.root.hex()}", found=found.hex()
-                )
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             engine.fence(reason)
             return Broken(reason)
+        if found != staged.root:
+            wrong = IntegrityError(f"copy of {staged.version}", expected=f"root {staged.root.hex()}", found=found.hex())
+            engine.fence(str(wrong))
+            return Broken(str(wrong), wrong_root=True)
         engine.version = staged.version
         return Committed(time.monotonic() - begun)
 

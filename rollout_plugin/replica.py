@@ -211,6 +211,8 @@ class Replica:
         try:
             staged = self._staged = work()
         except ReplicaError as error:
+            self._serving.expect(None)
+            self._log.write("unfit", target=target, error=str(error))
             return Unfit(str(error))
         except Exception as error:
             self._serving.expect(None)

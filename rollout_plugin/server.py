@@ -126,11 +126,12 @@ class Endpoint:
 
         def work() -> GenerateReply:
             engine = self._serving.engine(least, min(asked.wait, _LONGEST_WAIT))
+            fences = self._serving.fences
             sampling = Sampling(asked.n, asked.max_new_tokens, asked.temperature, asked.seed)
             samples = engine.generate(asked.prompt_ids, sampling)
             versions = {version for sample in samples for version in sample.versions}
             answer = uuid.uuid4().hex
-            self._serving.note(answer, versions)
+            self._serving.note(answer, versions, fences)
             return GenerateReply(
                 answer,
                 self._replica,

@@ -1,7 +1,8 @@
 """What an endpoint may serve at this moment: written by the replica loop, read by request threads.
 
 Owns two invariants: nothing is served before the first version is verified or while the replica is
-fenced; and every answer that a version gave before it was verified can be named, should it fail.
+fenced; and every answer that a version gave before it was verified can be named, should it fail, or is
+not given at all.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Serving:
         self._changed = threading.Condition()
         self._engine: Engine | None = None
         self._fenced = ""
+        self._fences = 0
         self._unproven: Version | None = None
         self._coming: Version | None = None
         self._suspects: list[str] = []
@@ -57,6 +59,7 @@ class Serving:
         with self._changed:
             suspects = tuple(self._suspects)
             self._fenced = reason or "no reason given"
+            self._fences += 1
             self._unproven = self._coming = None
             self._suspects.clear()
             self._changed.notify_all()
@@ -73,7 +76,7 @@ class Serving:
         with self._changed:
             while True:
                 if self._fenced:
-                    raise UnavailableError("replica", found=f"fenced: {self._fenced}", hint="sample elsewhere, or wait")
+                    raise _refused(self._fenced)
                 if self._engine is not None and (least is None or self._engine.version >= least):
                     return self._engine
                 left = deadline - time.monotonic()
@@ -90,9 +93,21 @@ class Serving:
         error.retryable = True
         return error
 
-    def note(self, answer: str, versions: Collection[Version]) -> None:
-        """Remember an answer if a version had a share in it that is not verified."""
+    @property
+    def fences(self) -> int:
+        """How often it was fenced until now."""
         with self._changed:
+            return self._fences
+
+    def note(self, answer: str, versions: Collection[Version], fences: int) -> None:
+        """Remember an answer if a version had a share in it that is not verified.
+
+        `fences`: those before the answer was begun. Raises UnavailableError if there was one since: the list
+        of what failed is closed, and this answer may belong on it.
+        """
+        with self._changed:
+            if self._fences != fences:
+                raise _refused(self._fenced or "while this was sampled")
             if self._unproven in versions and len(self._suspects) < _SUSPECTS:
                 self._suspects.append(answer)
 
@@ -101,3 +116,7 @@ class Serving:
         with self._changed:
             served = self._engine.version if self._engine and not self._fenced else None
             return served, served is not None and self._unproven is None, self._coming
+
+
+def _refused(reason: str) -> UnavailableError:
+    return UnavailableError("replica", found=f"fenced: {reason}", hint="sample elsewhere, or wait")

@@ -105,15 +105,17 @@ class Stager:
         Raises BaseMismatchError for a manifest on another base, ReplicaError for another layout, and what the
         client and the parsers raise.
         """
-        root = served
+        root, layout = served, b""
         staged: list[StagedStep] = []
         for step in steps:
             manifest = decode_manifest(self._daemon.object(step.manifest))
             self._check_manifest(manifest, step, root)
-            self._check_layout(Digest(manifest.layout), live.layout)
             by_context = Coder.CONTEXT in manifest.coders
             if staged and by_context:
+                self._check_layout(Digest(layout), live.layout)  # what came before is not only passed, then
                 break
+            layout = manifest.layout
+            self._check_layout(Digest(layout), live.layout, passing=step is not steps[-1])
             patches = tuple(self._patches(manifest, live.layout, live if by_context else None))
             staged.append(StagedStep(manifest.target.version, manifest.tensor_sums(live.layout), patches))
             root = Digest(manifest.target.root)
@@ -155,8 +157,11 @@ class Stager:
                 thing, expected=f"to lead to root {step.root}", found=f"{manifest.target.version}, another root"
             )
 
-    def _check_layout(self, digest: Digest, served: Layout) -> None:
-        """A version may bring another tokenizer, but no other tensors, nor another config than the engine's own."""
+    def _check_layout(self, digest: Digest, served: Layout, *, passing: bool = False) -> None:
+        """A version may bring another tokenizer, but no other tensors, nor another config than the engine's own.
+
+        One that is only `passing`, on the way to a newer one, is never served: its config does not matter.
+        """
         if digest == served.digest:
             return
         layout = decode_layout(self._daemon.object(digest))
@@ -167,7 +172,7 @@ class Stager:
                 found="other names, dtypes or shapes",
                 hint="restart the replica: it loads the new model",
             )
-        if _config(layout) != _config(served):
+        if not passing and _config(layout) != _config(served):
             raise ReplicaError(
                 "layout of the target",
                 expected="the config.json that the engine was built from",

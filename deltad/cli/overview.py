@@ -26,8 +26,15 @@ from deltad.cli.output import (
     when,
 )
 from deltad.cli.versions import stages
-from deltad.client.messages import RegionReport, RegionView, ReplicaReport, ReplicaState, StatusView, UpstreamView
-from deltad.local.fleet import PROVEN
+from deltad.client.messages import (
+    PROVEN,
+    RegionReport,
+    RegionView,
+    ReplicaReport,
+    ReplicaState,
+    StatusView,
+    UpstreamView,
+)
 
 _VERSIONS = 5
 

@@ -24,6 +24,10 @@ class ReplicaState(StrEnum):
     UNKNOWN = "unknown"
 
 
+PROVEN = frozenset({ReplicaState.VERIFIED, ReplicaState.STAGING, ReplicaState.READY})
+"""States in which served weights that were once read back have not been touched since."""
+
+
 class Seconds(msgspec.Struct, frozen=True, omit_defaults=True):
     """How long each stage of a version took at one place; 0 where it did not happen there.
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from deltad.client.messages import (
+    PROVEN,
     FleetView,
     RegionReport,
     RegionView,
@@ -29,9 +30,6 @@ from deltad.client.messages import (
 from deltad.errors import ConflictError, FormatError, LimitError, NotFoundError, ReplicaError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.types import RunId, Version, parse_daemon_name, parse_digest, parse_run, parse_variant, parse_version
-
-PROVEN = frozenset({ReplicaState.VERIFIED, ReplicaState.STAGING, ReplicaState.READY})
-"""States in which served weights that were once read back have not been touched since."""
 
 REPORTED_VERSIONS = 16
 """How many of a run's newest versions a report carries."""

@@ -57,7 +57,7 @@ class StageFailed:
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """This engine can never take the target: another layout, a tensor that it does not have."""
+    """This engine can never take the target: another layout, a tensor that it does not have. Nothing was touched."""
 
     error: str
 
@@ -83,9 +83,13 @@ class RolledBack:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The weights are no version at all, or cannot be read: a commit failed and could not be undone."""
+    """The weights are no version at all, or cannot be read: a commit failed and could not be undone.
+
+    `wrong_root`: everything was written, and it is not the target; writing it again will not help.
+    """
 
     error: str
+    wrong_root: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,7 @@ class Cause(StrEnum):
     STAGED = "staged"
     STAGE_FAILED = "stage failed"
     UNFIT = "unfit"
+    UNFIT_ALONE = "unfit, and nothing else is served"
     COMMIT_BEGUN = "commit begun"
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
@@ -191,7 +196,8 @@ TRANSITIONS: dict[ReplicaState, dict[Cause, ReplicaState | None]] = {
     _S.STAGING: {
         _C.STAGED: _S.READY,
         _C.STAGE_FAILED: None,  # back to the resting state before
-        _C.UNFIT: _S.FENCED,
+        _C.UNFIT: None,  # what is served was not touched
+        _C.UNFIT_ALONE: _S.FENCED,
         _C.BROKEN: _S.FENCED,  # a delta was read beside the weights, and they are not what they were
     },
     _S.READY: {
@@ -255,8 +261,9 @@ def check_chain(steps: Sequence[Step], serving: Serving | None, target: str) -> 
 class Activation:
     """The machine. `handle` takes an event and returns what to do, in order.
 
-    A fenced replica heals by a whole checkpoint alone, and takes each target once: one that failed
-    there will fail again.
+    A fenced replica heals by a whole checkpoint alone. A target is given up, until another one is
+    offered, where trying again cannot help: it does not fit the engine, or a whole checkpoint of it was
+    written and has another root.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -290,8 +297,12 @@ class Activation:
                 self._move(Cause.STAGE_FAILED)
                 return self._failed(error)
             case Unfit(error):
+                if self.serving is None:
+                    self._move(Cause.UNFIT_ALONE)
+                    return self._fenced(error, hopeless=True)
                 self._move(Cause.UNFIT)
-                return self._fenced(error, hopeless=True)
+                self._given_up = self._target
+                return self._failed(error)
             case CommitBegun():
                 self._move(Cause.COMMIT_BEGUN)
                 return (self._report(),)
@@ -307,9 +318,9 @@ class Activation:
                 self.serving = replace(self.serving, read=False)
                 self.error = error
                 return self._report(), ReadWeights()
-            case Broken(error):
+            case Broken(error, wrong_root):
                 self._move(Cause.BROKEN)
-                return self._fenced(error, hopeless=self._whole)
+                return self._fenced(error, hopeless=self._whole and wrong_root)
             case _:
                 return self._read_back(event.root, event.seconds)
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from deltad.delta.backend import Lanes
 from deltad.delta.layout import Layout
-from deltad.errors import ReplicaError
+from deltad.errors import IntegrityError, NotFoundError, ReplicaError
 from rollout_plugin.apply.live import LANE_DTYPES
 from rollout_plugin.engines import LiveTensors
 
@@ -22,8 +22,10 @@ from rollout_plugin.engines import LiveTensors
 class Export:
     """A checkpoint directory that holds the tensors of a layout.
 
-    Raises ReplicaError, naming the tensor, for one that is missing or has another dtype or shape. Tensors
-    are mapped when they are copied, so opening costs no memory.
+    Raises ReplicaError, naming the tensor, for one that is not in the layout or has another dtype or shape
+    there; and, since its daemon may remove the directory at any time, NotFoundError or IntegrityError for
+    one that is missing or cut short, where another export can help. Tensors are mapped when they are
+    copied, so opening costs no memory.
     """
 
     def __init__(self, directory: Path, layout: Layout) -> None:
@@ -35,11 +37,13 @@ class Export:
                 with safe_open(path, framework="pt") as file:
                     self._files |= dict.fromkeys(file.keys(), path)
                     self._check(file, path)
-        except (OSError, SafetensorError) as error:
-            raise ReplicaError(f"export {directory}", expected="safetensors files", found=str(error)) from None
+        except OSError as error:
+            raise NotFoundError(f"export {directory}", expected="files that can be read", found=str(error)) from None
+        except SafetensorError as error:
+            raise IntegrityError(f"export {directory}", expected="safetensors files", found=str(error)) from None
         for spec in layout.tensors:
             if not spec.alias_of and spec.name not in self._files:
-                raise ReplicaError(f"export {directory}", expected=f"tensor {spec.name!r}", found="none of that name")
+                raise NotFoundError(f"export {directory}", expected=f"tensor {spec.name!r}", found="none of that name")
 
     def copy_into(self, live: LiveTensors) -> None:
         """Write every tensor over the live one. Cannot be undone."""
@@ -63,6 +67,19 @@ class Export:
                     expected=f"{spec.dtype} {list(spec.shape)}",
                     found=f"{dtype} {list(shape)}",
                 )
+
+
+def check_whole(directory: Path, layout: Layout) -> None:
+    """Raises what `Export` does, also for a file beside the weights that is missing or has another size."""
+    Export(directory, layout)
+    for spec in layout.files:
+        path = directory / spec.name
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise NotFoundError(f"export {directory}", expected=f"file {spec.name!r}", found=str(error)) from None
+        if size != spec.size:
+            raise IntegrityError(f"export file {path}", expected=f"{spec.size} bytes", found=f"{size}")
 
 
 def _lanes(tensor: torch.Tensor, lane_bytes: int) -> Lanes:

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from deltad.delta.layout import Layout
 from deltad.errors import ReplicaError, UnavailableError, UsageError
 from deltad.types import Version
+from rollout_plugin.apply.export import check_whole
 from rollout_plugin.apply.live import DTYPE_NAMES, LiveWeights
 from rollout_plugin.engines import Sample, Sampling, Scored
 from rollout_plugin.engines.gate import Gate
@@ -43,10 +45,14 @@ def load(directory: Path, layout: Layout, version: Version) -> TransformersEngin
                 use_safetensors=True,
                 trust_remote_code=False,
             )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, SafetensorError) as error:
+        raise UnavailableError(f"checkpoint {directory}", expected="files that can be read", found=str(error)) from None
+    except (ValueError, KeyError, ImportError) as error:
+        check_whole(directory, layout)  # a file that went away is taken for a model that is not known
         raise ReplicaError(
             f"checkpoint {directory}", expected="one that transformers loads", found=str(error)
         ) from None
+    check_whole(directory, layout)  # transformers goes on without what it can do without: generation_config.json
     own_storages(model)
     return TransformersEngine(model.eval(), layout, version)
 

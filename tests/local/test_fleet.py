@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltad.client.messages import (
+    PROVEN,
     RegionReport,
     RegisterRequest,
     ReplicaReport,
@@ -21,7 +22,7 @@ from deltad.client.messages import (
 )
 from deltad.errors import ConflictError, DeltadError, FormatError, LimitError, NotFoundError, ReplicaError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
-from deltad.local.fleet import PROVEN, REPORTED_VERSIONS, Fleet, Standing
+from deltad.local.fleet import REPORTED_VERSIONS, Fleet, Standing
 from deltad.types import RunId, Version
 from tests.kit.operations import RUN, root_for, version_info
 

@@ -279,11 +279,45 @@ def test_a_whole_checkpoint_that_reads_back_wrong_is_not_loaded_again() -> None:
     assert machine.handle(offer_export(2))[-1] == StageExport(version(2))
 
 
-def test_a_version_that_does_not_fit_the_engine_fences_until_another_one_comes() -> None:
+def test_a_version_that_does_not_fit_the_engine_leaves_the_one_before_verified_until_another_one_comes() -> None:
+    """P32: nothing was written, so what is served is as true as before."""
     machine = serving(1)
+    decisions = run(machine, offer_export(2), Unfit("another layout"))
+    assert not [d for d in decisions if isinstance(d, Fence)]
+    report = reported(decisions).state
+    assert (report.state, report.version, report.root, report.error) == (
+        ReplicaState.VERIFIED,
+        "v000001",
+        ROOTS[1].hex(),
+        "another layout",
+    )
+    (declined,) = machine.handle(offer_export(2))
+    assert isinstance(declined, Ask)
+    assert (declined.after, declined.delay > 0) == (version(1), True)
+    assert machine.handle(offer_delta(1, 3))[-1] == StageSteps((step(1, 3),))
+
+
+@pytest.mark.parametrize("before", [fresh, fenced])
+def test_a_version_that_does_not_fit_fences_a_replica_that_has_nothing_else_to_serve(before: object) -> None:
+    machine: Activation = before()  # type: ignore[operator]
     decisions = run(machine, offer_export(2), Unfit("another layout"))
     assert decisions[0] == Fence("another layout")
     assert len(machine.handle(offer_export(2))) == 1
+    assert machine.handle(offer_export(3))[-1] == StageExport(version(3))
+
+
+def test_a_whole_checkpoint_that_could_not_be_copied_is_asked_for_again() -> None:
+    machine = serving(1)
+    decisions = run(machine, offer_export(2), staged(2), CommitBegun(), Broken("no such file"))
+    assert decisions[0] == Fence("no such file")
+    assert machine.handle(offer_export(2))[-1] == StageExport(version(2))
+
+
+def test_a_whole_checkpoint_that_was_copied_and_has_another_root_is_given_up() -> None:
+    machine = serving(1)
+    run(machine, offer_export(2), staged(2), CommitBegun(), Broken("another root", wrong_root=True))
+    (declined,) = machine.handle(offer_export(2))
+    assert isinstance(declined, Ask)
     assert machine.handle(offer_export(3))[-1] == StageExport(version(3))
 
 

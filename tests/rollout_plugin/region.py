@@ -48,6 +48,7 @@ from tests.kit.operations import MemoryOperations
 from tests.kit.weights import ArrayWeights
 
 RUN = RunId("policy")
+QUIET_FOR = 120.0
 SMALL = Limits(chunk_bytes=32 << 10, frame_lanes=16 << 10)
 
 
@@ -79,6 +80,8 @@ class Region(MemoryOperations):
         self.objects_read: list[Digest] = []
         self.mode: Mode = "blind"
         """The coder of the deltas to come."""
+        self.ahead = 0.0
+        """Seconds that have passed for the daemon beyond those that passed."""
 
     @property
     def client(self) -> Client:
@@ -224,8 +227,8 @@ class Region(MemoryOperations):
         self._loop = asyncio.get_running_loop()
         self._end = asyncio.Event()
         self._announcements = Announcements()
-        fleet = Fleet("region-2", f"boot-{time.monotonic_ns()}")
-        server = LocalServer(self.store, self, fleet, self._announcements, clock=time.monotonic)
+        fleet = Fleet("region-2", f"boot-{time.monotonic_ns()}", quiet_for=QUIET_FOR)
+        server = LocalServer(self.store, self, fleet, self._announcements, clock=lambda: time.monotonic() + self.ahead)
         runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=0)
         await runner.setup()
         try:

@@ -8,12 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from deltad.client.messages import ReplicaState
 from deltad.errors import NotFoundError
-from tests.rollout_plugin.region import Region
+from tests.rollout_plugin.conftest import StartReplica
+from tests.rollout_plugin.region import QUIET_FOR, RUN, Region
 from tests.rollout_plugin.test_server import PROMPT, ask
 
 
@@ -49,6 +53,63 @@ def test_it_serves_follows_a_restarted_daemon_and_takes_leave_on_sigterm(region:
     events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
     assert events[0] == "listening"
     assert events[-1] == "stopped"
+
+
+@contextmanager
+def replica_process(region: Region, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        command(region, *more), stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_ready_file_of_an_earlier_process_is_gone_until_this_one_serves(region: Region, tmp_path: Path) -> None:
+    ready = tmp_path / "url"
+    ready.write_text("http://127.0.0.1:1\n")
+    stale: list[bool] = []
+    region.before_export = lambda: stale.append(ready.exists())
+    with replica_process(region, "--ready-file", str(ready)):
+        report = region.await_verified(region.history[0])
+        assert stale == [False]
+        assert ready.read_text().strip() == report.address
+        ready.unlink()
+        region.await_verified(region.publish_changed())
+        assert not ready.exists(), "it tells of the start alone"
+
+
+def test_a_ready_file_that_cannot_be_removed_ends_it_with_78(region: Region, tmp_path: Path) -> None:
+    done = subprocess.run(
+        command(region, "--ready-file", str(tmp_path)), stderr=subprocess.PIPE, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 78
+    assert f"--ready-file {tmp_path}" in json.loads(done.stderr.splitlines()[-1])["error"]
+
+
+def test_a_replica_that_hangs_stops_nobody_else_and_is_unknown_once_it_was_quiet(
+    region: Region, start_replica: StartReplica
+) -> None:
+    """P34."""
+    with replica_process(region) as process:
+        start_replica("r2")
+        region.await_verified(region.history[0], "r1")
+        region.await_verified(region.history[0], "r2")
+        process.send_signal(signal.SIGSTOP)
+        for seed in range(3):
+            region.await_verified(region.publish_changed(seed=seed), "r2")
+        assert region.await_replica(lambda r: True, "r1").version == "v000000"
+
+        region.ahead = 2 * QUIET_FOR
+        region.await_replica(lambda r: r.state is ReplicaState.UNKNOWN, "r1")
+        region.await_verified(region.publish_changed(seed=3), "r2")
+        view = region.client.fleet(RUN, version=region.history[0].info.version)
+        assert (view.replicas, view.verified) == (2, 1)
+
+        process.send_signal(signal.SIGCONT)
+        region.await_verified(region.history[-1], "r1")
 
 
 def test_an_address_in_use_ends_it_with_78(region: Region) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from deltad.client.messages import NextReply, ReplicaReport, ReplicaState
+from deltad.client.messages import ExportReply, ExportRequest, NextReply, ReplicaReport, ReplicaState
 from deltad.delta.backend import Changes, Lanes
 from deltad.delta.backend.numpy import NumpyBackend
 from deltad.delta.codec import sum_weights
@@ -18,7 +19,8 @@ from deltad.delta.digest import U64, pack_sums
 from deltad.delta.encoding import sha256
 from deltad.delta.layout import FileSpec, Layout, TensorSpec
 from deltad.errors import NotFoundError, UnavailableError
-from deltad.types import DType, Version
+from deltad.types import DType, RunId, Version
+from rollout_plugin.apply.export import Export
 from rollout_plugin.engines import Sampling
 from rollout_plugin.engines.transformers import load
 from tests.kit.weights import ArrayWeights
@@ -340,27 +342,35 @@ def test_a_reload_from_a_damaged_export_is_noticed_before_generation_goes_on(
     assert "committed" not in states_of(replica)[6:]
 
 
-def test_a_version_of_another_layout_fences_the_replica_which_says_why(
+def test_a_version_of_another_layout_leaves_the_replica_where_it_is_and_it_says_why(
     region: Region, start_replica: StartReplica
 ) -> None:
+    """P32: what cannot be staged was not written, so it stops nothing."""
     replica = start_replica()
     before = region.history[0]
     region.await_verified(before)
     extra = Layout(1, (*before.layout.tensors, TensorSpec("zz", "BF16", (4,))), before.layout.files)
     weights = ArrayWeights([*before.weights.copy().arrays, np.zeros(4, np.uint16)])
     region.publish(extra, weights, before.files)
-    report = region.await_replica(fenced)
-    assert "restart the replica: it loads the new model" in report.error
-    with pytest.raises(UnavailableError, match="fenced"):
-        replica.serving.engine()
+    report = region.await_replica(lambda r: "restart the replica: it loads the new model" in r.error)
+    assert (report.state, report.version, report.root) == (ReplicaState.VERIFIED, "v000000", before.info.root)
+    assert replica.serving.view() == (Version(1, 0), True, None)
+    assert replica.engine.generate(PROMPT, Sampling(max_new_tokens=4))
 
 
-def test_a_version_with_another_model_config_fences_the_replica(region: Region, start_replica: StartReplica) -> None:
-    start_replica()
+def test_a_version_with_another_model_config_is_passed_over_until_one_comes_that_fits(
+    region: Region, start_replica: StartReplica
+) -> None:
+    replica = start_replica()
     before = region.history[0]
     region.await_verified(before)
     region.publish(*with_file(before, "config.json", before.files["config.json"] + b" "))
-    assert "config.json" in region.await_replica(fenced).error
+    report = region.await_replica(lambda r: "config.json" in r.error)
+    assert (report.state, report.version, report.root) == (ReplicaState.VERIFIED, "v000000", before.info.root)
+    after = region.publish(before.layout, before.weights.changed(0.01, seed=3), before.files)
+    assert region.await_verified(after).error == ""
+    assert "fenced" not in states_of(replica)
+    assert replica.root() == after.info.root
 
 
 def test_an_export_that_is_damaged_is_not_served(region: Region, start_replica: StartReplica) -> None:
@@ -404,6 +414,48 @@ def test_a_daemon_killed_while_an_export_is_made_only_delays(region: Region, sta
     region.kill()
     region.start()
     region.await_verified(region.history[0])
+
+
+@pytest.mark.parametrize("lost", ["", "config.json", "generation_config.json", "model.safetensors"])
+def test_an_export_that_vanishes_during_the_first_load_is_asked_for_again(
+    region: Region, start_replica: StartReplica, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """A daemon that starts clears its exports, one of them perhaps under a replica that loads it."""
+    fetch = region.export
+
+    async def export(run: RunId, request: ExportRequest) -> ExportReply:
+        reply = await fetch(run, request)
+        if len(region.exports) == 1:
+            shutil.rmtree(reply.directory) if not lost else (Path(reply.directory) / lost).unlink()
+        return reply
+
+    monkeypatch.setattr(region, "export", export)
+    replica = start_replica()
+    assert region.await_verified(region.history[0]).error == ""
+    assert len(region.exports) == 2
+    assert "fenced" not in states_of(replica)
+
+
+@pytest.mark.parametrize("step", ["staged", "committed"])
+def test_an_export_that_vanishes_during_a_reload_is_asked_for_again(
+    region: Region, start_replica: StartReplica, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    replica = start_replica()
+    region.await_verified(region.history[0])
+    clear = {"staged": "__init__", "committed": "copy_into"}[step]
+    whole = getattr(Export, clear)
+
+    def cleared_before(export: Export, *arguments: object) -> None:
+        if len(region.exports) == 2:
+            shutil.rmtree(region.exports[1], ignore_errors=True)
+        whole(export, *arguments)
+
+    monkeypatch.setattr(Export, clear, cleared_before)
+    region.offers = lambda reply: reply and NextReply(reply.target, reload=True)
+    after = region.publish_changed()
+    assert region.await_verified(after).error == ""
+    assert len(region.exports) == 3
+    assert ("fenced" in states_of(replica)) is (step == "committed")
 
 
 def test_a_daemon_killed_while_a_delta_is_staged_only_delays(region: Region, start_replica: StartReplica) -> None:

@@ -6,6 +6,7 @@ import http.client
 import io
 import json
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from deltad.client.messages import NextReply
 from deltad.errors import ConfigError
+from rollout_plugin.engines import Sample, Sampling
 from rollout_plugin.log import Log
 from rollout_plugin.server import Endpoint
 from rollout_plugin.serving import Serving
@@ -184,6 +186,30 @@ def test_a_fenced_replica_answers_503_and_lists_the_answers_that_wrong_weights_g
     assert good not in given
     go_on.set()
     region.await_verified(after)
+    assert generate(replica)[0] == 200
+
+
+@pytest.mark.parametrize("heals", [False, True])
+def test_an_answer_whose_last_step_ends_just_before_the_fence_is_listed_or_withheld(
+    replica: Running, heals: bool
+) -> None:
+    """P30: the list of suspects is closed with the fence, so what comes after it may not go out."""
+    engine, serving = replica.engine, replica.serving
+    whole = engine.generate
+
+    def fenced_after_the_last_step(prompt: Sequence[int], sampling: Sampling) -> list[Sample]:
+        samples = whole(prompt, sampling)
+        assert serving.fence("a test") == ()
+        if heals:
+            serving.verified(engine)
+        return samples
+
+    engine.generate = fenced_after_the_last_step  # type: ignore[method-assign, assignment]
+    serving.doubt(engine.version)
+    status, reply = generate(replica)
+    assert (status, reply["retryable"]) == (503, True)
+    engine.generate = whole  # type: ignore[method-assign]
+    serving.verified(engine)
     assert generate(replica)[0] == 200
 
 

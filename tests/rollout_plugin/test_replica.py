@@ -383,6 +383,34 @@ def test_an_export_that_is_damaged_is_not_served(region: Region, start_replica: 
     region.await_verified(region.publish(first.layout, first.weights, first.files))
 
 
+def test_a_reload_that_copies_another_root_is_not_repeated_until_another_version_comes(
+    region: Region, start_replica: StartReplica
+) -> None:
+    start_replica()
+    before = region.history[0]
+    region.await_verified(before)
+    offered = threading.Semaphore(0)
+
+    def reload(reply: NextReply | None) -> NextReply | None:
+        offered.release()
+        return reply and NextReply(reply.target, reload=True)
+
+    region.before_export = lambda: damaged.arrays[3].__setitem__(5, damaged.arrays[3][5] ^ 4)
+    region.offers = lambda reply: None
+    damaged = before.weights.changed(0.01, seed=3)
+    region.publish(before.layout, damaged, before.files)
+    region.offers = reload
+    region.announce()
+    assert "copy of v000001" in region.await_replica(fenced).error
+    while offered.acquire(blocking=False):
+        pass
+    for _ in range(3):
+        assert offered.acquire(timeout=60)
+    assert len(region.exports) == 2
+    region.before_export = lambda: None
+    region.await_verified(region.publish(before.layout, before.weights.changed(0.01, seed=4), before.files))
+
+
 # The daemon comes and goes.
 
 

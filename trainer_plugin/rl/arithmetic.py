@@ -14,7 +14,7 @@ from trainer_plugin.rl.tasks import Prompt
 
 _LARGEST = 20
 _HELD_OUT = 100
-_EXAMPLE = (1, 4)
+_EXAMPLE = (12, 7)
 _NUMBER = re.compile(r"[0-9]+", re.ASCII)
 
 

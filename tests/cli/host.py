@@ -94,7 +94,7 @@ class Host:
         """Make all versions of a lineage durable here."""
         lineage.fill(self.store)
         run = self.store.run(RunId(lineage.run))
-        self.operations.held[run.run] = [describe(self.store, run, record, Note()) for record in run.records()]
+        self.operations.held[run.run] = [describe(run, record, lineage.versions[0].layout.weight_bytes, Note()) for record in run.records()]
 
 
 @asynccontextmanager

@@ -50,6 +50,7 @@ from deltad.delta.backend.numba.job import (
     KEYS,
     LANE,
     LANES,
+    MANTISSA,
     MARKED_BUSY,
     MASKS,
     MEMBERS,
@@ -57,6 +58,8 @@ from deltad.delta.backend.numba.job import (
     OLD,
     RANKS,
     RANKS_FOUND,
+    SAMPLE_PERIOD,
+    SAMPLE_RUN,
     SCRATCH,
     SEGMENT,
     SEGMENT_COLUMNS,
@@ -291,3 +294,31 @@ def encode(job: Word, like: Array) -> bool:
         return False
     _code_small_classes(job, like)
     return True
+
+
+@kernel
+def histogram(job: Word, like: Array, tables: Array) -> None:
+    """Count the sampled lanes of the frame by exponent: `tables` (shape [4, exponents], zeros) is to be added up.
+
+    The low half of an entry counts lanes, the high half those that changed. Four tables, so that lanes of
+    one exponent need not wait for each other.
+    """
+    width, mantissa, magnitude = lane_width(like), load64(job, MANTISSA), load64(job, FULL) >> _1
+    period, run = load64(job, SAMPLE_PERIOD), load64(job, SAMPLE_RUN)
+    first = np.uint64(0)
+    for i in range(load64(job, SEGMENT_COUNT)):
+        segment = load64(job, SEGMENTS) + i * _SEGMENT_BYTES
+        old, new, lanes = load64(segment, OLD), load64(segment, NEW), load64(segment, LANES)
+        at = np.uint64(0)
+        while at < lanes:
+            within_period = (first + at) % period
+            if within_period >= run:
+                at += period - within_period
+                continue
+            end = min(lanes, at + run - within_period)
+            for j in range(at, end):
+                before = load_lane(old, j, like)
+                exponent = (before & magnitude) >> mantissa
+                tables[j & np.uint64(3), exponent] += _1 + (np.uint64(before != load_lane(new, j, like)) << np.uint64(32))
+            at = end
+        first += lanes

@@ -50,7 +50,10 @@ SLACK = 64
     DECODED,  # their number so far
     CHANGED,  # and the number that there must be
     COMPOSE,  # not 0: LANES_OUT gets new lanes, else plain differences
-) = range(21)
+    SAMPLE_PERIOD,  # of the frame's lanes, those below SAMPLE_RUN modulo this are sampled
+    SAMPLE_RUN,
+    MANTISSA,  # the bits of a lane below its exponent
+) = range(24)
 
 # Columns of a segment.
 OLD, NEW, LANES, SEED, START, COUNT, SUM_A, SUM_B = range(8)
@@ -71,8 +74,9 @@ SEGMENT_COLUMNS = 8
     SYMBOLS_END,
     BITS_END,
     VALUES_END,
-    MARKS,  # decoding: the next marked rank; behind the last one is one beyond all lanes
-) = range(14)
+    MARKS,  # decoding: where the next marked rank is; behind the last one is one beyond all lanes
+    MARKS_END,
+) = range(15)
 CLASS_COLUMNS = 16
 
 # Offsets in the scratch, in bytes. All areas of lanes are large enough for the widest.
@@ -111,6 +115,10 @@ def address(array: npt.NDArray[Any]) -> int:
     return int(array.ctypes.data)
 
 
+def keys_address() -> int:
+    return address(_KEYS)
+
+
 def like(dtype: DType) -> Lanes:
     """An array whose type tells a kernel how wide lanes are."""
     return _LIKE[dtype.lane_bytes]
@@ -125,7 +133,7 @@ class Job:
     def __init__(
         self, coding: Coding, dtype: DType, old: Segments, new: Segments | None, places: Sequence[Place]
     ) -> None:
-        self._held = (old, new, _local.scratch)
+        self.held: tuple[object, ...] = (old, new, _local.scratch)
         self.dtype = dtype
         self.segments = np.zeros((len(old), SEGMENT_COLUMNS), np.uint64)
         for i, lanes in enumerate(old):
@@ -171,6 +179,11 @@ class Job:
             self.classes[index, SPAN] = end - first
             self.classes[index, UNCHANGED] = (1 << 64) - 1 if coding.codes_unchanged(index) else 0
         self.words[SMALL_SPAN] = bounds[coding.small]
+
+    @property
+    def sums(self) -> Words:
+        """What the changes add to the sums of their tensors, shape [segments, 2]."""
+        return self.segments[:, SUM_A : SUM_B + 1].copy()
 
     @property
     def address(self) -> np.uint64:

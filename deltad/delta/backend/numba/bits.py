@@ -47,6 +47,17 @@ def _splat(builder: Any, value: Any, bits: int) -> Any:
 
 
 @intrinsic
+def keep_apart(typing: Any) -> Any:
+    """Said in a phase: it is called, never inlined, so that LLVM gives registers and vectors to it alone."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
 def differing(typing: Any, old: Any, new: Any, like: Any) -> Any:
     """The mask of the 64 lanes at two addresses: bit q is set where lane q differs."""
 

@@ -48,7 +48,7 @@ def kernel(function: Function) -> Function:
 
 def phase(function: Function) -> Function:
     """A step of kernels that is worth a call: kept apart, so that LLVM gives each its own registers."""
-    return cast(Function, numba.njit(no_cpython_wrapper=True, **_OPTIONS)(function))
+    return cast(Function, numba.njit(no_cpython_wrapper=True, forceinline=False, **_OPTIONS)(function))
 
 
 def part(function: Function) -> Function:

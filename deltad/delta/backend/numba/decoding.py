@@ -15,6 +15,7 @@ from deltad.delta.backend.numba.bits import (
     Word,
     below,
     copy_bytes,
+    keep_apart,
     lane_width,
     load32,
     load64,
@@ -26,7 +27,7 @@ from deltad.delta.backend.numba.bits import (
     store_lane,
 )
 from deltad.delta.backend.numba.compiling import kernel, part, phase
-from deltad.delta.backend.numba.groups import busy_groups, gather, indices, members_of
+from deltad.delta.backend.numba.groups import find_busy, gather, indices, members_of, small_members
 from deltad.delta.backend.numba.job import (
     ADJUST,
     BLOCK,
@@ -102,6 +103,7 @@ def _compose(job: Word, before: Word, code: Word) -> tuple[Word, Word]:
 @phase
 def _put(job: Word, segment: Word, lane: Word, count: Word, codes: Word, like: Array) -> bool:
     """Add `count` changes at `lane + found[j]` of a segment to what is decoded; False where there are too many."""
+    keep_apart()
     scratch, done = load64(job, SCRATCH), load64(job, DECODED)
     if count > load64(job, CHANGED) - done:
         return False
@@ -144,6 +146,7 @@ def _lane_of_rank(rank: Word, starts: Word, members: Word) -> Word:
 @phase
 def _find_marked(mine: Word, groups: Word, population: Word, scratch: Word) -> Word:
     """The lanes of the marked ranks in this block, whose class members have been found; returns their number."""
+    keep_apart()
     starts, members, found = scratch + np.uint64(STARTS), scratch + np.uint64(MEMBERS), scratch + np.uint64(FOUND)
     for g in range(groups, _GROUPS):
         store32(starts, g, _NO_RANK)
@@ -162,6 +165,7 @@ def _find_marked(mine: Word, groups: Word, population: Word, scratch: Word) -> W
 @phase
 def _all_but_found(groups: Word, count: Word, scratch: Word) -> Word:
     """Replace the `count` lanes found by the other members of the class; returns their number."""
+    keep_apart()
     members, masks = scratch + np.uint64(MEMBERS), scratch + np.uint64(MASKS)
     busy, found = scratch + np.uint64(BUSY), scratch + np.uint64(FOUND)
     copy_bytes(masks, members, groups << _3)
@@ -169,7 +173,8 @@ def _all_but_found(groups: Word, count: Word, scratch: Word) -> Word:
         lane = load32(found, j)
         group = lane >> _6
         store64(masks, group, load64(masks, group) & ~(_1 << (lane & _63)))
-    return indices(masks, busy, busy_groups(masks, groups, busy), found)
+    find_busy(masks, groups, busy)
+    return indices(masks, groups, busy, found)
 
 
 @phase
@@ -180,6 +185,7 @@ def _decode_class(
 
     Returns more than a block has where there are not as many values.
     """
+    keep_apart()
     scratch = load64(job, SCRATCH)
     population = members_of(lanes, groups, tail, load64(mine, FIRST), load64(mine, SPAN), scratch, like)
     count = _find_marked(mine, groups, population, scratch)
@@ -197,6 +203,7 @@ def _decode_class(
 @phase
 def _decode_small_classes(job: Word, segment: Word, like: Array) -> bool:
     """Decode the lanes of this segment that wait."""
+    keep_apart()
     count, scratch = load64(job, WAITING), load64(job, SCRATCH)
     store64(job, WAITING, _0)
     if count == _0:
@@ -222,14 +229,15 @@ def _put_by_small_lanes(
     job: Word, segment: Word, lane: Word, lanes: Word, groups: Word, tail: Word, like: Array
 ) -> bool:
     """Let the lanes of this block that are in small classes wait for more of them."""
+    keep_apart()
     span, scratch = load64(job, SMALL_SPAN), load64(job, SCRATCH)
     members, busy, found = scratch + np.uint64(MEMBERS), scratch + np.uint64(BUSY), scratch + np.uint64(FOUND)
-    count = members_of(lanes, groups, tail, _0, span, scratch, like)
+    count = small_members(lanes, groups, tail, span, scratch, like)
     if load64(job, WAITING) + count > _BLOCK:
         if not _decode_small_classes(job, segment, like):
             return False
-        members_of(lanes, groups, tail, _0, span, scratch, like)  # the masks have been overwritten
-    indices(members, busy, busy_groups(members, groups, busy), found)
+        small_members(lanes, groups, tail, span, scratch, like)  # the masks have been overwritten
+    indices(members, groups, busy, found)
     waiting = load64(job, WAITING)
     gather(lanes, found, count, scratch + np.uint64(SMALL_OLD) + waiting * lane_width(like), like)
     places = scratch + np.uint64(SMALL_FOUND) + (waiting << _2)
@@ -281,6 +289,7 @@ def decode_context(job: Word, like: Array) -> bool:
 @phase
 def _gather_ahead(lanes: Word, found: Word, count: Word, into: Word, like: Array) -> None:
     """`gather` from lanes that are not in a cache. `found` has slack, and what lies there is not followed."""
+    keep_apart()
     width = lane_width(like)
     for j in range(count):
         prefetch(lanes + load32(found, j + _AHEAD) * width)

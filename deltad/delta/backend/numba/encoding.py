@@ -16,17 +16,20 @@ from deltad.delta.backend.numba.bits import (
     below,
     copy_bytes,
     differing,
+    keep_apart,
     lane_width,
     load32,
     load64,
     load_lane,
+    lowest,
     ones,
     store32,
     store64,
     store_lane,
+    within,
 )
 from deltad.delta.backend.numba.compiling import kernel, part, phase
-from deltad.delta.backend.numba.groups import busy_groups, gather, indices, members_of
+from deltad.delta.backend.numba.groups import cut_tail, find_busy, gather, indices, members_of, small_members
 from deltad.delta.backend.numba.job import (
     ADJUST,
     BITS,
@@ -90,19 +93,25 @@ _SEGMENT_BYTES = np.uint64(8 * SEGMENT_COLUMNS)
 
 
 @phase
-def _compare(old: Word, new: Word, groups: Word, tail: Word, scratch: Word, like: Array) -> Word:
-    """Masks of what differs, and which groups have any; returns the number of those."""
-    differ = scratch + np.uint64(DIFFER)
+def _compare(old: Word, new: Word, groups: Word, tail: Word, scratch: Word, like: Array) -> None:
+    """Masks of what differs, and which groups have any."""
+    keep_apart()
+    differ, busy = scratch + np.uint64(DIFFER), scratch + np.uint64(BUSY)
     stride = lane_width(like) << _6
-    for g in range(groups):
-        store64(differ, g, differing(old + g * stride, new + g * stride, like))
-    store64(differ, groups - _1, load64(differ, groups - _1) & tail)
-    return busy_groups(differ, groups, scratch + np.uint64(BUSY))
+    for first in range(_0, groups, _64):
+        bits = np.uint64(0)
+        for g in range(first, min(groups, first + _64)):
+            mask = differing(old + g * stride, new + g * stride, like)
+            store64(differ, g, mask)
+            bits |= np.uint64(mask != _0) << (g & _63)
+        store64(busy, first >> _6, bits)
+    cut_tail(differ, groups, tail, busy)
 
 
 @phase
 def _make_codes(job: Word, count: Word, scratch: Word, like: Array) -> None:
     """The codes of the changed lanes."""
+    keep_apart()
     old, new = scratch + np.uint64(CHANGED_OLD), scratch + np.uint64(CHANGED_NEW)
     codes = scratch + np.uint64(CODES)
     if load64(job, XOR) != _0:
@@ -121,10 +130,10 @@ def _make_codes(job: Word, count: Word, scratch: Word, like: Array) -> None:
 
 
 @part
-def _gather_changes(job: Word, old: Word, new: Word, used: Word, scratch: Word, like: Array) -> Word:
+def _gather_changes(job: Word, old: Word, new: Word, groups: Word, scratch: Word, like: Array) -> Word:
     """Positions, lanes and codes of all that differs; returns their number."""
     found = scratch + np.uint64(FOUND)
-    count = indices(scratch + np.uint64(DIFFER), scratch + np.uint64(BUSY), used, found)
+    count = indices(scratch + np.uint64(DIFFER), groups, scratch + np.uint64(BUSY), found)
     gather(old, found, count, scratch + np.uint64(CHANGED_OLD), like)
     gather(new, found, count, scratch + np.uint64(CHANGED_NEW), like)
     _make_codes(job, count, scratch, like)
@@ -139,14 +148,18 @@ def _append_codes(mine: Word, count: Word, scratch: Word, like: Array) -> None:
 
 
 @phase
-def _append_codes_of_members(mine: Word, count: Word, magnitude: Word, scratch: Word, like: Array) -> None:
+def _append_codes_of_members(mine: Word, count: Word, scratch: Word, like: Array) -> None:
     """Append the codes of those changes whose old lane is in the class `mine`."""
+    keep_apart()
     first, span, values = load64(mine, FIRST), load64(mine, SPAN), load64(mine, VALUES)
     old, codes = scratch + np.uint64(CHANGED_OLD), scratch + np.uint64(CODES)
     kept = np.uint64(0)
-    for j in range(count):
-        store_lane(values, kept, load_lane(codes, j, like), like)
-        kept += np.uint64(((load_lane(old, j, like) & magnitude) - first) < span)
+    for j in range(_0, count, _64):
+        mask = within(old + j * lane_width(like), first, span, like) & below(min(_64, count - j))
+        while mask != _0:
+            store_lane(values, kept, load_lane(codes, j + lowest(mask), like), like)
+            mask &= mask - _1
+            kept += _1
     store64(mine, VALUES, values + kept * lane_width(like))
 
 
@@ -157,43 +170,49 @@ def _rank(members: Word, mask: Word) -> Word:
 
 
 @phase
-def _ranks(masks: Word, busy: Word, used: Word, scratch: Word) -> Word:
+def _ranks(masks: Word, groups: Word, busy: Word, scratch: Word) -> Word:
     """The ranks among `members` of the set bits of `masks` that are members; returns their number."""
+    keep_apart()
     member_masks, starts = scratch + np.uint64(MEMBERS), scratch + np.uint64(STARTS)
     ranks = scratch + np.uint64(RANKS_FOUND)
     count = np.uint64(0)
-    for j in range(used):
-        g = load32(busy, j)
-        members, start = load64(member_masks, g), load32(starts, g)
-        mask = load64(masks, g) & members
-        beyond = count + ones(mask)
-        store32(ranks, count, start + _rank(members, mask))
-        mask &= mask - _1
-        store32(ranks, count + _1, start + _rank(members, mask))
-        mask &= mask - _1
-        count += _2
-        while count < beyond:
+    for word in range((groups + _63) >> _6):
+        bits = load64(busy, word)
+        while bits != _0:
+            g = (word << _6) + lowest(bits)
+            bits &= bits - _1
+            members, start = load64(member_masks, g), load32(starts, g)
+            mask = load64(masks, g) & members
+            beyond = count + ones(mask)
             store32(ranks, count, start + _rank(members, mask))
             mask &= mask - _1
-            count += _1
-        count = beyond
+            store32(ranks, count + _1, start + _rank(members, mask))
+            mask &= mask - _1
+            count += _2
+            while count < beyond:
+                store32(ranks, count, start + _rank(members, mask))
+                mask &= mask - _1
+                count += _1
+            count = beyond
     return count
 
 
 @phase
 def _append_gaps(
-    mine: Word, lanes: Word, groups: Word, tail: Word, used: Word, scratch: Word, like: Array
+    mine: Word, lanes: Word, groups: Word, tail: Word, scratch: Word, like: Array
 ) -> None:
-    """Append the gaps of the class `mine` over lanes that have been compared and differ in `used` groups."""
+    """Append the gaps of the class `mine` over lanes that have been compared."""
+    keep_apart()
     differ, masks, members = scratch + np.uint64(DIFFER), scratch + np.uint64(MASKS), scratch + np.uint64(MEMBERS)
     population = members_of(lanes, groups, tail, load64(mine, FIRST), load64(mine, SPAN), scratch, like)
     if load64(mine, UNCHANGED) != _0:
         for g in range(groups):
             store64(masks, g, ~load64(differ, g) & load64(members, g))
         busy = scratch + np.uint64(MARKED_BUSY)
-        count = _ranks(masks, busy, busy_groups(masks, groups, busy), scratch)
+        find_busy(masks, groups, busy)
+        count = _ranks(masks, groups, busy, scratch)
     else:
-        count = _ranks(differ, scratch + np.uint64(BUSY), used, scratch)
+        count = _ranks(differ, groups, scratch + np.uint64(BUSY), scratch)
     write_gaps(scratch + np.uint64(RANKS_FOUND), count, mine)
     store64(mine, RANKS, load64(mine, RANKS) + population)
 
@@ -201,30 +220,32 @@ def _append_gaps(
 @phase
 def _code_small_classes(job: Word, like: Array) -> None:
     """Code the lanes that wait."""
+    keep_apart()
     lanes, scratch = load64(job, WAITING), load64(job, SCRATCH)
     store64(job, WAITING, _0)
     if lanes == _0:
         return
     old, new = scratch + np.uint64(SMALL_OLD), scratch + np.uint64(SMALL_NEW)
     groups, tail = (lanes + _63) >> _6, below(((lanes - _1) & _63) + _1)
-    used = _compare(old, new, groups, tail, scratch, like)
-    changed = _gather_changes(job, old, new, used, scratch, like)
+    _compare(old, new, groups, tail, scratch, like)
+    changed = _gather_changes(job, old, new, groups, scratch, like)
     for c in range(load64(job, SMALL)):
         mine = load64(job, CLASSES) + c * _CLASS_BYTES
-        _append_gaps(mine, old, groups, tail, used, scratch, like)
-        _append_codes_of_members(mine, changed, load64(job, FULL) >> _1, scratch, like)
+        _append_gaps(mine, old, groups, tail, scratch, like)
+        _append_codes_of_members(mine, changed, scratch, like)
 
 
 @phase
 def _put_by_small_lanes(job: Word, old: Word, new: Word, groups: Word, tail: Word, like: Array) -> None:
     """Let the lanes of this block that are in small classes wait for more of them."""
+    keep_apart()
     span, scratch = load64(job, SMALL_SPAN), load64(job, SCRATCH)
     members, busy, found = scratch + np.uint64(MEMBERS), scratch + np.uint64(BUSY), scratch + np.uint64(FOUND)
-    count = members_of(old, groups, tail, _0, span, scratch, like)
+    count = small_members(old, groups, tail, span, scratch, like)
     if load64(job, WAITING) + count > _BLOCK:
         _code_small_classes(job, like)
-        members_of(old, groups, tail, _0, span, scratch, like)  # the masks have been overwritten
-    indices(members, busy, busy_groups(members, groups, busy), found)
+        small_members(old, groups, tail, span, scratch, like)  # the masks have been overwritten
+    indices(members, groups, busy, found)
     waiting = load64(job, WAITING)
     offset = waiting * lane_width(like)
     gather(old, found, count, scratch + np.uint64(SMALL_OLD) + offset, like)
@@ -237,8 +258,8 @@ def _code_block(job: Word, segment: Word, lane: Word, old: Word, new: Word, lane
     """Code a block, and follow its sums."""
     scratch = load64(job, SCRATCH)
     groups, tail = (lanes + _63) >> _6, below(((lanes - _1) & _63) + _1)
-    used = _compare(old, new, groups, tail, scratch, like)
-    changed = _gather_changes(job, old, new, used, scratch, like)
+    _compare(old, new, groups, tail, scratch, like)
+    changed = _gather_changes(job, old, new, groups, scratch, like)
     found = scratch + np.uint64(FOUND)
     changed_old, changed_new = scratch + np.uint64(CHANGED_OLD), scratch + np.uint64(CHANGED_NEW)
     add_changes(found, changed, changed_old, changed_new, lane, segment, load64(job, KEYS), like)
@@ -250,8 +271,8 @@ def _code_block(job: Word, segment: Word, lane: Word, old: Word, new: Word, lane
         _append_codes(mine, changed, scratch, like)
         return
     for c in range(small, load64(job, CLASS_COUNT)):
-        _append_gaps(mine + c * _CLASS_BYTES, old, groups, tail, used, scratch, like)
-        _append_codes_of_members(mine + c * _CLASS_BYTES, changed, load64(job, FULL) >> _1, scratch, like)
+        _append_gaps(mine + c * _CLASS_BYTES, old, groups, tail, scratch, like)
+        _append_codes_of_members(mine + c * _CLASS_BYTES, changed, scratch, like)
     if small != _0:
         _put_by_small_lanes(job, old, new, groups, tail, like)
 

@@ -79,16 +79,17 @@ SEGMENT_COLUMNS = 8
 ) = range(15)
 CLASS_COLUMNS = 16
 
-# Offsets in the scratch, in bytes. All areas of lanes are large enough for the widest.
-_LANES = (BLOCK + SLACK) * 8
-_MASKS = (GROUPS + SLACK) * 8
-_INDICES = (BLOCK + SLACK) * 4
-_GROUPS = (GROUPS + SLACK) * 4
-BLOCK_OLD, BLOCK_NEW, SMALL_OLD, SMALL_NEW, CHANGED_OLD, CHANGED_NEW, CODES = (n * _LANES for n in range(7))
-DIFFER, MEMBERS, MASKS = (7 * _LANES + n * _MASKS for n in range(3))
-FOUND, RANKS_FOUND, SMALL_FOUND = (7 * _LANES + 3 * _MASKS + n * _INDICES for n in range(3))
-STARTS, BUSY, MARKED_BUSY = (7 * _LANES + 3 * _MASKS + 3 * _INDICES + n * _GROUPS for n in range(3))
-SCRATCH_BYTES = 7 * _LANES + 3 * _MASKS + 3 * _INDICES + 3 * _GROUPS
+# Offsets in the scratch, in bytes. All areas of lanes are large enough for the widest. Those that a loop
+# reads while it writes to another begin in different places of a page: processors compare no more than
+# those twelve bits before they believe that a read needs an earlier write.
+_AREA = 17 * 4096
+BLOCK_OLD, BLOCK_NEW, SMALL_OLD, SMALL_NEW = (n * _AREA for n in range(4))
+CHANGED_OLD, CHANGED_NEW, CODES = 4 * _AREA, 5 * _AREA + 1024, 6 * _AREA + 3072
+FOUND, RANKS_FOUND, SMALL_FOUND = 7 * _AREA + 2048, 8 * _AREA + 2560, 9 * _AREA + 2048
+DIFFER, MEMBERS, MASKS, STARTS, BUSY, MARKED_BUSY = (
+    10 * _AREA + offset for offset in (0, 1088, 2 * 4096 + 2176, 3264, 4096 + 3904, 2 * 4096 + 3904)
+)
+SCRATCH_BYTES = 11 * _AREA
 
 
 class _Local(threading.local):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltad.delta.backend.numba.bits import Array, Word, lane_width, load8, load32, load64, load_lane, store64
+from deltad.delta.backend.numba.bits import Array, Word, keep_apart, lane_width, load8, load32, load64, load_lane, store64
 from deltad.delta.backend.numba.compiling import kernel, part, phase
 from deltad.delta.backend.numba.job import SEED, START, SUM_A, SUM_B
 
@@ -64,6 +64,7 @@ def add_changes(
     found: Word, count: Word, old: Word, new: Word, lane: Word, segment: Word, keys: Word, like: Array
 ) -> None:
     """Add to a segment's sums what its ascending lanes `lane + found[j]` add by going from `old[j]` to `new[j]`."""
+    keep_apart()
     width = lane_width(like)
     seed, start = load64(segment, SEED), load64(segment, START) + lane
     done = np.uint64(0)

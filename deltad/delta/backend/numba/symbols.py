@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltad.delta.backend.numba.bits import Array, Word, below, leading, load8, load32, load64, load_lane, store8, store64, store_lane
+from deltad.delta.backend.numba.bits import Array, Word, below, keep_apart, leading, load8, load32, load64, load_lane, store8, store64, store_lane
 from deltad.delta.backend.numba.compiling import kernel, part, phase
 from deltad.delta.backend.numba.job import BITS, FILLED, HELD, NEXT, RANKS, SYMBOLS
 
@@ -23,6 +23,7 @@ _60 = np.uint64(60)
 @phase
 def write_gaps(ranks: Word, count: Word, mine: Word) -> None:
     """Append the gaps of `count` ascending ranks of a block, which starts at RANKS, to the class `mine`."""
+    keep_apart()
     base = load64(mine, RANKS)
     following = load64(mine, NEXT) - base
     symbols, bits = load64(mine, SYMBOLS), load64(mine, BITS)

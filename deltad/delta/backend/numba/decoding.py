@@ -13,6 +13,7 @@ import numpy as np
 from deltad.delta.backend.numba.bits import (
     Array,
     Word,
+    below,
     copy_bytes,
     keep_apart,
     lane_width,
@@ -26,22 +27,22 @@ from deltad.delta.backend.numba.bits import (
     store_lane,
 )
 from deltad.delta.backend.numba.compiling import kernel, part, phase
-from deltad.delta.backend.numba.groups import find_busy, gather, indices, scan, scan_class
+from deltad.delta.backend.numba.groups import find_busy, gather, indices, members_of, small_members
 from deltad.delta.backend.numba.job import (
     ADJUST,
     BLOCK,
     BLOCK_OLD,
-    BUSY_ROW,
+    BUSY,
     CHANGED,
     CHANGED_NEW,
     CHANGED_OLD,
-    CLASS_BUSY,
     CLASS_COLUMNS,
     CLASS_COUNT,
     CLASSES,
     COMPOSE,
     COUNT,
     DECODED,
+    FIRST,
     FLIP,
     FOUND,
     FULL,
@@ -49,17 +50,13 @@ from deltad.delta.backend.numba.job import (
     KEYS,
     LANES,
     LANES_OUT,
-    MARKED_BUSY,
     MARKS,
     MARKS_END,
-    MASK_ROW,
     MASKS,
     MEMBERS,
     OLD,
-    POPULATIONS,
     POSITIONS,
     RANKS,
-    RANKS_FOUND,
     SCRATCH,
     SEGMENT_COLUMNS,
     SEGMENT_COUNT,
@@ -68,7 +65,8 @@ from deltad.delta.backend.numba.job import (
     SMALL,
     SMALL_FOUND,
     SMALL_OLD,
-    START_ROW,
+    SMALL_SPAN,
+    SPAN,
     STARTS,
     UNCHANGED,
     VALUES,
@@ -146,12 +144,10 @@ def _lane_of_rank(rank: Word, starts: Word, members: Word) -> Word:
 
 
 @phase
-def _find_marked(mine: Word, row: Word, groups: Word, population: Word, scratch: Word) -> Word:
-    """The lanes of the marked ranks of a class, whose masks are in a row of the scratch; returns their number."""
+def _find_marked(mine: Word, groups: Word, population: Word, scratch: Word) -> Word:
+    """The lanes of the marked ranks in this block, whose class members have been found; returns their number."""
     keep_apart()
-    members = scratch + np.uint64(MEMBERS) + row * np.uint64(MASK_ROW)
-    starts = scratch + np.uint64(STARTS) + row * np.uint64(START_ROW)
-    found = scratch + np.uint64(FOUND)
+    starts, members, found = scratch + np.uint64(STARTS), scratch + np.uint64(MEMBERS), scratch + np.uint64(FOUND)
     for g in range(groups, _GROUPS):
         store32(starts, g, _NO_RANK)
     marks, first = load64(mine, MARKS), load64(mine, RANKS)
@@ -167,12 +163,12 @@ def _find_marked(mine: Word, row: Word, groups: Word, population: Word, scratch:
 
 
 @phase
-def _all_but_found(row: Word, groups: Word, count: Word, scratch: Word) -> Word:
+def _all_but_found(groups: Word, count: Word, scratch: Word) -> Word:
     """Replace the `count` lanes found by the other members of the class; returns their number."""
     keep_apart()
-    masks, busy = scratch + np.uint64(MASKS), scratch + np.uint64(MARKED_BUSY)
-    found = scratch + np.uint64(FOUND)
-    copy_bytes(masks, scratch + np.uint64(MEMBERS) + row * np.uint64(MASK_ROW), groups << _3)
+    members, masks = scratch + np.uint64(MEMBERS), scratch + np.uint64(MASKS)
+    busy, found = scratch + np.uint64(BUSY), scratch + np.uint64(FOUND)
+    copy_bytes(masks, members, groups << _3)
     for j in range(count):
         lane = load32(found, j)
         group = lane >> _6
@@ -183,16 +179,18 @@ def _all_but_found(row: Word, groups: Word, count: Word, scratch: Word) -> Word:
 
 @phase
 def _decode_class(
-    mine: Word, row: Word, lanes: Word, groups: Word, population: Word, scratch: Word, like: Array
+    job: Word, segment: Word, mine: Word, lane: Word, lanes: Word, groups: Word, tail: Word, like: Array
 ) -> Word:
-    """Find the changes of one class among lanes whose masks are in a row of the scratch; returns their number.
+    """Find the changes of one class in a block of lanes, and their old lanes; returns their number.
 
     Returns more than a block has where there are not as many values.
     """
     keep_apart()
-    count = _find_marked(mine, row, groups, population, scratch)
+    scratch = load64(job, SCRATCH)
+    population = members_of(lanes, groups, tail, load64(mine, FIRST), load64(mine, SPAN), scratch, like)
+    count = _find_marked(mine, groups, population, scratch)
     if load64(mine, UNCHANGED) != _0:
-        count = _all_but_found(row, groups, count, scratch)
+        count = _all_but_found(groups, count, scratch)
     values = load64(mine, VALUES)
     size = count * lane_width(like)
     if size > load64(mine, VALUES_END) - values:
@@ -206,17 +204,17 @@ def _decode_class(
 def _decode_small_classes(job: Word, segment: Word, like: Array) -> bool:
     """Decode the lanes of this segment that wait."""
     keep_apart()
-    lanes, scratch = load64(job, WAITING), load64(job, SCRATCH)
+    count, scratch = load64(job, WAITING), load64(job, SCRATCH)
     store64(job, WAITING, _0)
-    if lanes == _0:
+    if count == _0:
         return True
-    old, found = scratch + np.uint64(SMALL_OLD), scratch + np.uint64(FOUND)
+    lanes, found = scratch + np.uint64(SMALL_OLD), scratch + np.uint64(FOUND)
     places = scratch + np.uint64(SMALL_FOUND)
+    groups, tail = (count + _63) >> _6, below(((count - _1) & _63) + _1)
     for c in range(load64(job, SMALL)):
         mine = load64(job, CLASSES) + c * _CLASS_BYTES
         codes = load64(mine, VALUES)
-        population = scan_class(old, lanes, mine, scratch, like)
-        changed = _decode_class(mine, _0, old, (lanes + _63) >> _6, population, scratch, like)
+        changed = _decode_class(job, segment, mine, _0, lanes, groups, tail, like)
         if changed > _BLOCK:
             return False
         for j in range(changed):
@@ -228,20 +226,18 @@ def _decode_small_classes(job: Word, segment: Word, like: Array) -> bool:
 
 @phase
 def _put_by_small_lanes(
-    job: Word, segment: Word, lane: Word, lanes: Word, row: Word, groups: Word, like: Array
+    job: Word, segment: Word, lane: Word, lanes: Word, groups: Word, tail: Word, like: Array
 ) -> bool:
-    """Let the lanes of this block that are in small classes, as a row of masks says, wait for more of them."""
+    """Let the lanes of this block that are in small classes wait for more of them."""
     keep_apart()
-    scratch = load64(job, SCRATCH)
-    found = scratch + np.uint64(RANKS_FOUND)
-    count = indices(
-        scratch + np.uint64(MEMBERS) + row * np.uint64(MASK_ROW),
-        groups,
-        scratch + np.uint64(CLASS_BUSY) + row * np.uint64(BUSY_ROW),
-        found,
-    )
-    if load64(job, WAITING) + count > _BLOCK and not _decode_small_classes(job, segment, like):
-        return False
+    span, scratch = load64(job, SMALL_SPAN), load64(job, SCRATCH)
+    members, busy, found = scratch + np.uint64(MEMBERS), scratch + np.uint64(BUSY), scratch + np.uint64(FOUND)
+    count = small_members(lanes, groups, tail, span, scratch, like)
+    if load64(job, WAITING) + count > _BLOCK:
+        if not _decode_small_classes(job, segment, like):
+            return False
+        small_members(lanes, groups, tail, span, scratch, like)  # the masks have been overwritten
+    indices(members, groups, busy, found)
     waiting = load64(job, WAITING)
     gather(lanes, found, count, scratch + np.uint64(SMALL_OLD) + waiting * lane_width(like), like)
     places = scratch + np.uint64(SMALL_FOUND) + (waiting << _2)
@@ -253,17 +249,15 @@ def _put_by_small_lanes(
 
 @part
 def _decode_block(job: Word, segment: Word, lane: Word, lanes: Word, count: Word, like: Array) -> bool:
-    scratch, small = load64(job, SCRATCH), load64(job, SMALL)
-    bulk, groups = load64(job, CLASS_COUNT) - small, (count + _63) >> _6
-    scan(job, lanes, _0, count, scratch, like)
-    for row in range(bulk):
-        mine = load64(job, CLASSES) + (small + row) * _CLASS_BYTES
+    groups, tail = (count + _63) >> _6, below(((count - _1) & _63) + _1)
+    small = load64(job, SMALL)
+    for c in range(small, load64(job, CLASS_COUNT)):
+        mine = load64(job, CLASSES) + c * _CLASS_BYTES
         codes = load64(mine, VALUES)
-        population = load64(scratch + np.uint64(POPULATIONS), row)
-        changed = _decode_class(mine, row, lanes, groups, population, scratch, like)
+        changed = _decode_class(job, segment, mine, lane, lanes, groups, tail, like)
         if changed > _BLOCK or not _put(job, segment, lane, changed, codes, like):
             return False
-    return small == _0 or _put_by_small_lanes(job, segment, lane, lanes, bulk, groups, like)
+    return small == _0 or _put_by_small_lanes(job, segment, lane, lanes, groups, tail, like)
 
 
 @kernel

@@ -15,6 +15,7 @@ from deltad.delta.backend.numba.bits import (
     Word,
     below,
     copy_bytes,
+    differing,
     keep_apart,
     lane_width,
     load32,
@@ -28,7 +29,7 @@ from deltad.delta.backend.numba.bits import (
     within,
 )
 from deltad.delta.backend.numba.compiling import kernel, part, phase
-from deltad.delta.backend.numba.groups import compare, find_busy, gather, indices, scan, scan_class
+from deltad.delta.backend.numba.groups import cut_tail, find_busy, gather, indices, members_of, small_members
 from deltad.delta.backend.numba.job import (
     ADJUST,
     BITS,
@@ -37,10 +38,8 @@ from deltad.delta.backend.numba.job import (
     BLOCK_NEW,
     BLOCK_OLD,
     BUSY,
-    BUSY_ROW,
     CHANGED_NEW,
     CHANGED_OLD,
-    CLASS_BUSY,
     CLASS_COLUMNS,
     CLASS_COUNT,
     CLASSES,
@@ -56,12 +55,10 @@ from deltad.delta.backend.numba.job import (
     LANES,
     MANTISSA,
     MARKED_BUSY,
-    MASK_ROW,
     MASKS,
     MEMBERS,
     NEW,
     OLD,
-    POPULATIONS,
     RANKS,
     RANKS_FOUND,
     SAMPLE_PERIOD,
@@ -73,11 +70,10 @@ from deltad.delta.backend.numba.job import (
     SEGMENTS,
     SIGN,
     SMALL,
-    SMALL_FOUND,
     SMALL_NEW,
     SMALL_OLD,
+    SMALL_SPAN,
     SPAN,
-    START_ROW,
     STARTS,
     SYMBOLS,
     SYMBOLS_END,
@@ -94,6 +90,22 @@ _0, _1, _2, _6, _63, _64 = (np.uint64(n) for n in (0, 1, 2, 6, 63, 64))
 _BLOCK = np.uint64(BLOCK)
 _CLASS_BYTES = np.uint64(8 * CLASS_COLUMNS)
 _SEGMENT_BYTES = np.uint64(8 * SEGMENT_COLUMNS)
+
+
+@phase
+def _compare(old: Word, new: Word, groups: Word, tail: Word, scratch: Word, like: Array) -> None:
+    """Masks of what differs, and which groups have any."""
+    keep_apart()
+    differ, busy = scratch + np.uint64(DIFFER), scratch + np.uint64(BUSY)
+    stride = lane_width(like) << _6
+    for first in range(_0, groups, _64):
+        bits = np.uint64(0)
+        for g in range(first, min(groups, first + _64)):
+            mask = differing(old + g * stride, new + g * stride, like)
+            store64(differ, g, mask)
+            bits |= np.uint64(mask != _0) << (g & _63)
+        store64(busy, first >> _6, bits)
+    cut_tail(differ, groups, tail, busy)
 
 
 @phase
@@ -158,25 +170,27 @@ def _rank(members: Word, mask: Word) -> Word:
 
 
 @phase
-def _ranks(masks: Word, groups: Word, busy: Word, members: Word, starts: Word, ranks: Word) -> Word:
-    """The ranks among members of the set bits of `masks` that are members, in busy groups; returns their number."""
+def _ranks(masks: Word, groups: Word, busy: Word, scratch: Word) -> Word:
+    """The ranks among `members` of the set bits of `masks` that are members; returns their number."""
     keep_apart()
+    member_masks, starts = scratch + np.uint64(MEMBERS), scratch + np.uint64(STARTS)
+    ranks = scratch + np.uint64(RANKS_FOUND)
     count = np.uint64(0)
     for word in range((groups + _63) >> _6):
         bits = load64(busy, word)
         while bits != _0:
             g = (word << _6) + lowest(bits)
             bits &= bits - _1
-            member, start = load64(members, g), load32(starts, g)
-            mask = load64(masks, g) & member
+            members, start = load64(member_masks, g), load32(starts, g)
+            mask = load64(masks, g) & members
             beyond = count + ones(mask)
-            store32(ranks, count, start + _rank(member, mask))
+            store32(ranks, count, start + _rank(members, mask))
             mask &= mask - _1
-            store32(ranks, count + _1, start + _rank(member, mask))
+            store32(ranks, count + _1, start + _rank(members, mask))
             mask &= mask - _1
             count += _2
             while count < beyond:
-                store32(ranks, count, start + _rank(member, mask))
+                store32(ranks, count, start + _rank(members, mask))
                 mask &= mask - _1
                 count += _1
             count = beyond
@@ -184,20 +198,22 @@ def _ranks(masks: Word, groups: Word, busy: Word, members: Word, starts: Word, r
 
 
 @phase
-def _append_gaps(mine: Word, row: Word, population: Word, groups: Word, scratch: Word) -> None:
-    """Append the gaps of the class `mine`, whose masks are in a row of the scratch."""
+def _append_gaps(
+    mine: Word, lanes: Word, groups: Word, tail: Word, scratch: Word, like: Array
+) -> None:
+    """Append the gaps of the class `mine` over lanes that have been compared."""
     keep_apart()
-    members = scratch + np.uint64(MEMBERS) + row * np.uint64(MASK_ROW)
-    starts = scratch + np.uint64(STARTS) + row * np.uint64(START_ROW)
-    busy = scratch + np.uint64(CLASS_BUSY) + row * np.uint64(BUSY_ROW)
-    masks, ranks = scratch + np.uint64(DIFFER), scratch + np.uint64(RANKS_FOUND)
+    differ, masks, members = scratch + np.uint64(DIFFER), scratch + np.uint64(MASKS), scratch + np.uint64(MEMBERS)
+    population = members_of(lanes, groups, tail, load64(mine, FIRST), load64(mine, SPAN), scratch, like)
     if load64(mine, UNCHANGED) != _0:
-        differ = masks
-        masks, busy = scratch + np.uint64(MASKS), scratch + np.uint64(MARKED_BUSY)
         for g in range(groups):
             store64(masks, g, ~load64(differ, g) & load64(members, g))
+        busy = scratch + np.uint64(MARKED_BUSY)
         find_busy(masks, groups, busy)
-    write_gaps(ranks, _ranks(masks, groups, busy, members, starts, ranks), mine)
+        count = _ranks(masks, groups, busy, scratch)
+    else:
+        count = _ranks(differ, groups, scratch + np.uint64(BUSY), scratch)
+    write_gaps(scratch + np.uint64(RANKS_FOUND), count, mine)
     store64(mine, RANKS, load64(mine, RANKS) + population)
 
 
@@ -210,30 +226,26 @@ def _code_small_classes(job: Word, like: Array) -> None:
     if lanes == _0:
         return
     old, new = scratch + np.uint64(SMALL_OLD), scratch + np.uint64(SMALL_NEW)
-    groups = (lanes + _63) >> _6
-    compare(old, new, lanes, scratch, like)
+    groups, tail = (lanes + _63) >> _6, below(((lanes - _1) & _63) + _1)
+    _compare(old, new, groups, tail, scratch, like)
     changed = _gather_changes(job, old, new, groups, scratch, like)
     for c in range(load64(job, SMALL)):
         mine = load64(job, CLASSES) + c * _CLASS_BYTES
-        population = scan_class(old, lanes, mine, scratch, like)
-        _append_gaps(mine, _0, population, groups, scratch)
+        _append_gaps(mine, old, groups, tail, scratch, like)
         _append_codes_of_members(mine, changed, scratch, like)
 
 
 @phase
-def _put_by_small_lanes(job: Word, old: Word, new: Word, row: Word, groups: Word, like: Array) -> None:
-    """Let the lanes of this block that are in small classes, as a row of masks says, wait for more of them."""
+def _put_by_small_lanes(job: Word, old: Word, new: Word, groups: Word, tail: Word, like: Array) -> None:
+    """Let the lanes of this block that are in small classes wait for more of them."""
     keep_apart()
-    scratch = load64(job, SCRATCH)
-    found = scratch + np.uint64(SMALL_FOUND)
-    count = indices(
-        scratch + np.uint64(MEMBERS) + row * np.uint64(MASK_ROW),
-        groups,
-        scratch + np.uint64(CLASS_BUSY) + row * np.uint64(BUSY_ROW),
-        found,
-    )
+    span, scratch = load64(job, SMALL_SPAN), load64(job, SCRATCH)
+    members, busy, found = scratch + np.uint64(MEMBERS), scratch + np.uint64(BUSY), scratch + np.uint64(FOUND)
+    count = small_members(old, groups, tail, span, scratch, like)
     if load64(job, WAITING) + count > _BLOCK:
         _code_small_classes(job, like)
+        small_members(old, groups, tail, span, scratch, like)  # the masks have been overwritten
+    indices(members, groups, busy, found)
     waiting = load64(job, WAITING)
     offset = waiting * lane_width(like)
     gather(old, found, count, scratch + np.uint64(SMALL_OLD) + offset, like)
@@ -245,27 +257,24 @@ def _put_by_small_lanes(job: Word, old: Word, new: Word, row: Word, groups: Word
 def _code_block(job: Word, segment: Word, lane: Word, old: Word, new: Word, lanes: Word, like: Array) -> None:
     """Code a block, and follow its sums."""
     scratch = load64(job, SCRATCH)
-    groups = (lanes + _63) >> _6
-    scan(job, old, new, lanes, scratch, like)
+    groups, tail = (lanes + _63) >> _6, below(((lanes - _1) & _63) + _1)
+    _compare(old, new, groups, tail, scratch, like)
     changed = _gather_changes(job, old, new, groups, scratch, like)
     found = scratch + np.uint64(FOUND)
     changed_old, changed_new = scratch + np.uint64(CHANGED_OLD), scratch + np.uint64(CHANGED_NEW)
     add_changes(found, changed, changed_old, changed_new, lane, segment, load64(job, KEYS), like)
     store64(segment, COUNT, load64(segment, COUNT) + changed)
+    small, mine = load64(job, SMALL), load64(job, CLASSES)
     if load64(job, ADJUST) == _0:
-        mine = load64(job, CLASSES)
         write_gaps(found, changed, mine)
         store64(mine, RANKS, load64(mine, RANKS) + lanes)
         _append_codes(mine, changed, scratch, like)
         return
-    small = load64(job, SMALL)
-    bulk = load64(job, CLASS_COUNT) - small
-    for row in range(bulk):
-        mine = load64(job, CLASSES) + (small + row) * _CLASS_BYTES
-        _append_gaps(mine, row, load64(scratch + np.uint64(POPULATIONS), row), groups, scratch)
-        _append_codes_of_members(mine, changed, scratch, like)
+    for c in range(small, load64(job, CLASS_COUNT)):
+        _append_gaps(mine + c * _CLASS_BYTES, old, groups, tail, scratch, like)
+        _append_codes_of_members(mine + c * _CLASS_BYTES, changed, scratch, like)
     if small != _0:
-        _put_by_small_lanes(job, old, new, bulk, groups, like)
+        _put_by_small_lanes(job, old, new, groups, tail, like)
 
 
 @part
@@ -331,8 +340,6 @@ def histogram(job: Word, like: Array, tables: Array) -> None:
             for j in range(at, end):
                 before = load_lane(old, j, like)
                 exponent = (before & magnitude) >> mantissa
-                tables[j & np.uint64(3), exponent] += _1 + (
-                    np.uint64(before != load_lane(new, j, like)) << np.uint64(32)
-                )
+                tables[j & np.uint64(3), exponent] += _1 + (np.uint64(before != load_lane(new, j, like)) << np.uint64(32))
             at = end
         first += lanes

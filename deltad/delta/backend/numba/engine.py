@@ -163,3 +163,5 @@ def sample(old: Segments, new: Segments, dtype: DType) -> Histogram:
     # A frame has at most 2^30 lanes, so no half runs over.
     low = counted & np.uint64(0xFFFFFFFF)
     return Histogram(low.astype(np.int64), (counted >> np.uint64(32)).astype(np.int64))
+
+

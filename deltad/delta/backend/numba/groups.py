@@ -7,8 +7,6 @@ import numpy as np
 from deltad.delta.backend.numba.bits import (
     Array,
     Word,
-    below,
-    differing,
     keep_apart,
     lane_width,
     load32,
@@ -22,46 +20,33 @@ from deltad.delta.backend.numba.bits import (
     within,
 )
 from deltad.delta.backend.numba.compiling import part, phase
-from deltad.delta.backend.numba.job import (
-    ADJUST,
-    BUSY,
-    BUSY_ROW,
-    CLASS_BUSY,
-    CLASS_COLUMNS,
-    CLASS_COUNT,
-    CLASSES,
-    DIFFER,
-    FIRST,
-    MASK_ROW,
-    MEMBERS,
-    POPULATIONS,
-    ROWS,
-    SMALL,
-    SMALL_SPAN,
-    SPAN,
-    START_ROW,
-    STARTS,
-)
+from deltad.delta.backend.numba.job import BUSY, MEMBERS, STARTS
 
-_0, _1, _2, _6, _7, _63, _64 = (np.uint64(n) for n in (0, 1, 2, 6, 7, 63, 64))
-_CHUNK = np.uint64(8)
-_CLASS_BYTES = np.uint64(8 * CLASS_COLUMNS)
-
-
-@part
-def tail_of(lanes: Word) -> tuple[Word, Word]:
-    """The groups of so many lanes, and the mask of those in the last one."""
-    return (lanes + _63) >> _6, below(((lanes - _1) & _63) + _1)
+_0, _1, _2, _6, _63, _64 = (np.uint64(n) for n in (0, 1, 2, 6, 63, 64))
 
 
 @part
 def find_busy(masks: Word, groups: Word, busy: Word) -> None:
-    """The bits of `busy` say which groups have a mask that is not empty."""
+    """The bits of `busy` say which groups have a mask that is not empty.
+
+    Bits and not a list: a list is written where it may turn out not to grow, next to what is read, and some
+    processors then guess wrongly, at fifty cycles a guess, which write a read depends on.
+    """
     for first in range(_0, groups, _64):
         bits = np.uint64(0)
         for g in range(first, min(groups, first + _64)):
             bits |= np.uint64(load64(masks, g) != _0) << (g & _63)
         store64(busy, first >> _6, bits)
+
+
+@part
+def cut_tail(masks: Word, groups: Word, tail: Word, busy: Word) -> Word:
+    """Mask the last group by `tail`; returns what its mask loses."""
+    last, word = groups - _1, (groups - _1) >> _6
+    mask = load64(masks, last)
+    store64(masks, last, mask & tail)
+    store64(busy, word, load64(busy, word) & ~(np.uint64(mask & tail == _0) << (last & _63)))
+    return mask & ~tail
 
 
 @phase
@@ -89,129 +74,43 @@ def indices(masks: Word, groups: Word, busy: Word, found: Word) -> Word:
     return count
 
 
-@part
-def _classify(lanes: Word, first: Word, end: Word, row: Word, mine: Word, scratch: Word, like: Array) -> None:
-    """One class over some groups: masks of its members, the ranks that groups start with, who differs."""
-    members = scratch + np.uint64(MEMBERS) + row * np.uint64(MASK_ROW)
-    starts = scratch + np.uint64(STARTS) + row * np.uint64(START_ROW)
-    differ, populations = scratch + np.uint64(DIFFER), scratch + np.uint64(POPULATIONS)
-    lowest_magnitude, span = load64(mine, FIRST), load64(mine, SPAN)
+@phase
+def members_of(lanes: Word, groups: Word, tail: Word, first: Word, span: Word, scratch: Word, like: Array) -> Word:
+    """Masks of the lanes whose magnitude is in a class, and the rank in it that each group starts with.
+
+    Returns the class's population. `tail` masks the last group.
+    """
+    keep_apart()
+    members, starts = scratch + np.uint64(MEMBERS), scratch + np.uint64(STARTS)
     stride = lane_width(like) << _6
-    population = load64(populations, row)
-    bits = np.uint64(0)
-    for g in range(first, end):
-        mask = within(lanes + g * stride, lowest_magnitude, span, like)
+    population = np.uint64(0)
+    for g in range(groups - _1):
+        mask = within(lanes + g * stride, first, span, like)
         store64(members, g, mask)
         store32(starts, g, population)
         population += ones(mask)
-        bits |= np.uint64(mask & load64(differ, g) != _0) << (g & _63)
-    store64(populations, row, population)
-    _add_busy(scratch + np.uint64(CLASS_BUSY) + row * np.uint64(BUSY_ROW), first, bits)
+    mask = within(lanes + (groups - _1) * stride, first, span, like) & tail
+    store64(members, groups - _1, mask)
+    store32(starts, groups - _1, population)
+    return population + ones(mask)
 
 
-@part
-def _select_small(lanes: Word, first: Word, end: Word, row: Word, span: Word, scratch: Word, like: Array) -> None:
-    """The lanes of small classes in some groups: their masks, their number, and which groups have any."""
-    members, populations = scratch + np.uint64(MEMBERS) + row * np.uint64(MASK_ROW), scratch + np.uint64(POPULATIONS)
+@phase
+def small_members(lanes: Word, groups: Word, tail: Word, span: Word, scratch: Word, like: Array) -> Word:
+    """Masks of the lanes whose magnitude is below `span`, and which groups have any; returns their number."""
+    keep_apart()
+    members, busy = scratch + np.uint64(MEMBERS), scratch + np.uint64(BUSY)
     stride = lane_width(like) << _6
-    population = load64(populations, row)
-    bits = np.uint64(0)
-    for g in range(first, end):
-        mask = within(lanes + g * stride, _0, span, like)
-        store64(members, g, mask)
-        population += ones(mask)
-        bits |= np.uint64(mask != _0) << (g & _63)
-    store64(populations, row, population)
-    _add_busy(scratch + np.uint64(CLASS_BUSY) + row * np.uint64(BUSY_ROW), first, bits)
-
-
-@part
-def _add_busy(busy: Word, first: Word, bits: Word) -> None:
-    store64(busy, first >> _6, load64(busy, first >> _6) | bits)
-
-
-@part
-def _compare(old: Word, new: Word, first: Word, end: Word, scratch: Word, like: Array) -> None:
-    differ = scratch + np.uint64(DIFFER)
-    stride = lane_width(like) << _6
-    bits = np.uint64(0)
-    for g in range(first, end):
-        mask = differing(old + g * stride, new + g * stride, like)
-        store64(differ, g, mask)
-        bits |= np.uint64(mask != _0) << (g & _63)
-    _add_busy(scratch + np.uint64(BUSY), first, bits)
-
-
-@part
-def _cut_row(masks: Word, last: Word, tail: Word, busy: Word) -> Word:
-    """Mask the last group; returns how many lanes it loses."""
-    mask = load64(masks, last)
-    store64(masks, last, mask & tail)
-    store64(busy, last >> _6, load64(busy, last >> _6) & ~(np.uint64(mask & tail == _0) << (last & _63)))
-    return ones(mask & ~tail)
-
-
-@phase
-def scan(job: Word, old: Word, new: Word, lanes: Word, scratch: Word, like: Array) -> None:
-    """All masks of a block: what differs, unless `new` is 0, and the members of every bulk class, and small lanes.
-
-    The one pass that waits for memory, so all that needs lanes is done in it, a few groups at a time.
-    """
-    keep_apart()
-    groups, tail = tail_of(lanes)
-    small, bulk = load64(job, SMALL), load64(job, CLASS_COUNT) - load64(job, SMALL)
-    mine = load64(job, CLASSES) + small * _CLASS_BYTES
-    context = load64(job, ADJUST) != _0
-    for row in range(np.uint64(ROWS)):
-        store64(scratch + np.uint64(POPULATIONS), row, _0)
-    for word in range(np.uint64((ROWS + 2) * BUSY_ROW // 8)):
-        store64(scratch + np.uint64(BUSY), word, _0)
-    for first in range(_0, groups, _CHUNK):
-        end = min(groups, first + _CHUNK)
-        if new != _0:
-            _compare(old, new, first, end, scratch, like)
-        if context:
-            for row in range(bulk):
-                _classify(old, first, end, row, mine + row * _CLASS_BYTES, scratch, like)
-            if small != _0:
-                _select_small(old, first, end, bulk, load64(job, SMALL_SPAN), scratch, like)
-    last = groups - _1
-    _cut_row(scratch + np.uint64(DIFFER), last, tail, scratch + np.uint64(BUSY))
-    for row in range(bulk + np.uint64(small != _0)):
-        lost = _cut_row(
-            scratch + np.uint64(MEMBERS) + row * np.uint64(MASK_ROW),
-            last,
-            tail,
-            scratch + np.uint64(CLASS_BUSY) + row * np.uint64(BUSY_ROW),
-        )
-        populations = scratch + np.uint64(POPULATIONS)
-        store64(populations, row, load64(populations, row) - lost)
-
-
-@phase
-def compare(old: Word, new: Word, count: Word, scratch: Word, like: Array) -> None:
-    """The masks of what differs in lanes that are in a cache."""
-    keep_apart()
-    groups, tail = tail_of(count)
-    busy = scratch + np.uint64(BUSY)
+    population = np.uint64(0)
     for first in range(_0, groups, _64):
-        store64(busy, first >> _6, _0)
-        _compare(old, new, first, min(groups, first + _64), scratch, like)
-    _cut_row(scratch + np.uint64(DIFFER), groups - _1, tail, busy)
-
-
-@phase
-def scan_class(lanes: Word, count: Word, mine: Word, scratch: Word, like: Array) -> Word:
-    """The masks of one class, in the first row, over lanes that have been compared; returns its population."""
-    keep_apart()
-    groups, tail = tail_of(count)
-    store64(scratch + np.uint64(POPULATIONS), _0, _0)
-    for word in range(np.uint64(BUSY_ROW // 8)):
-        store64(scratch + np.uint64(CLASS_BUSY), word, _0)
-    for first in range(_0, groups, _64):
-        _classify(lanes, first, min(groups, first + _64), _0, mine, scratch, like)
-    lost = _cut_row(scratch + np.uint64(MEMBERS), groups - _1, tail, scratch + np.uint64(CLASS_BUSY))
-    return load64(scratch + np.uint64(POPULATIONS), _0) - lost
+        bits = np.uint64(0)
+        for g in range(first, min(groups, first + _64)):
+            mask = within(lanes + g * stride, _0, span, like)
+            store64(members, g, mask)
+            population += ones(mask)
+            bits |= np.uint64(mask != _0) << (g & _63)
+        store64(busy, first >> _6, bits)
+    return population - ones(cut_tail(members, groups, tail, busy))
 
 
 @phase

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltad.delta.backend import UNSIGNED, Lanes, Place, Segments
-from deltad.delta.coding import BULK_CLASSES, MANTISSA_BITS, Coder, Coding, exponents
+from deltad.delta.coding import MANTISSA_BITS, Coder, Coding, exponents
 from deltad.delta.digest import cell_keys
 from deltad.types import Difference, DType
 
@@ -79,19 +79,16 @@ SEGMENT_COLUMNS = 8
 ) = range(15)
 CLASS_COLUMNS = 16
 
-# Offsets in the scratch, in bytes. All areas of lanes are large enough for the widest.
+# Offsets in the scratch, in bytes. All areas of lanes are large enough for the widest. Those that a loop
+# reads while it writes to another begin in different places of a page: processors compare no more than
+# those twelve bits before they believe that a read needs an earlier write.
 _AREA = 17 * 4096
 BLOCK_OLD, BLOCK_NEW, SMALL_OLD, SMALL_NEW = (n * _AREA for n in range(4))
 CHANGED_OLD, CHANGED_NEW, CODES = 4 * _AREA, 5 * _AREA + 1024, 6 * _AREA + 3072
 FOUND, RANKS_FOUND, SMALL_FOUND = 7 * _AREA + 2048, 8 * _AREA + 2560, 9 * _AREA + 2048
-# Masks of 64 lanes per group; class by class, bulk classes first and then all small ones as one.
-ROWS = BULK_CLASSES + 1
-MASK_ROW, START_ROW, BUSY_ROW = 8 * (GROUPS + 8), 4 * (GROUPS + 16), 8 * (GROUPS // 64)
-DIFFER, MASKS, MEMBERS = (10 * _AREA + n * MASK_ROW for n in range(3))
-STARTS = MEMBERS + ROWS * MASK_ROW
-BUSY, MARKED_BUSY = STARTS + ROWS * START_ROW, STARTS + ROWS * START_ROW + BUSY_ROW
-CLASS_BUSY = MARKED_BUSY + BUSY_ROW
-POPULATIONS = CLASS_BUSY + ROWS * BUSY_ROW
+DIFFER, MEMBERS, MASKS, STARTS, BUSY, MARKED_BUSY = (
+    10 * _AREA + offset for offset in (0, 1088, 2 * 4096 + 2176, 3264, 4096 + 3904, 2 * 4096 + 3904)
+)
 SCRATCH_BYTES = 11 * _AREA
 
 

@@ -8,20 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltad.delta.backend.numba.bits import (
-    Array,
-    Word,
-    below,
-    keep_apart,
-    leading,
-    load8,
-    load32,
-    load64,
-    load_lane,
-    store8,
-    store64,
-    store_lane,
-)
+from deltad.delta.backend.numba.bits import Array, Word, below, keep_apart, leading, load8, load32, load64, load_lane, store8, store64, store_lane
 from deltad.delta.backend.numba.compiling import kernel, part, phase
 from deltad.delta.backend.numba.job import BITS, FILLED, HELD, NEXT, RANKS, SYMBOLS
 

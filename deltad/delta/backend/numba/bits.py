@@ -23,10 +23,7 @@ Word = Any
 Array = Any
 """A one-dimensional scratch array, inside a kernel."""
 
-_0 = np.uint64(0)
-_1 = np.uint64(1)
-_63 = np.uint64(63)
-_64 = np.uint64(64)
+_0, _1, _2, _4, _8, _16, _32, _64 = (np.uint64(n) for n in (0, 1, 2, 4, 8, 16, 32, 64))
 _ALL = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 FAST_DEPOSIT = has_fast_deposit()
 
@@ -81,6 +78,30 @@ def within(typing: Any, lanes: Any, first: Any, span: Any, like: Any) -> Any:
         return builder.bitcast(builder.icmp_unsigned("<", from_first, _splat(builder, arguments[2], bits)), _I64)
 
     return types.uint64(types.uint64, types.uint64, types.uint64, like), generate
+
+
+@intrinsic
+def above(typing: Any, lanes: Any, least: Any, like: Any) -> Any:
+    """The mask of the 64 lanes at an address that are `least` or more."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = like.dtype.bitwidth
+        vector = _vector(builder, arguments[0], bits)
+        return builder.bitcast(builder.icmp_unsigned(">=", vector, _splat(builder, arguments[1], bits)), _I64)
+
+    return types.uint64(types.uint64, types.uint64, like), generate
+
+
+@intrinsic
+def having(typing: Any, lanes: Any, bit: Any, like: Any) -> Any:
+    """The mask of the 64 lanes at an address that have any of the bits of `bit`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = like.dtype.bitwidth
+        vector = builder.and_(_vector(builder, arguments[0], bits), _splat(builder, arguments[1], bits))
+        return builder.bitcast(builder.icmp_unsigned("!=", vector, ir.Constant(vector.type, [0] * GROUP)), _I64)
+
+    return types.uint64(types.uint64, types.uint64, like), generate
 
 
 @intrinsic
@@ -222,35 +243,36 @@ def _pdep(typing: Any, bits: Any, mask: Any) -> Any:
 
 
 @part
-def select(mask: Word, rank: Word) -> Word:
-    """The position of set bit number `rank` (below their count) of `mask`: a binary search by counting."""
-    position = _0
-    rest = mask
-    step = np.uint64(32)
-    while step != _0:
+def select_by_counting(mask: Word, rank: Word) -> Word:
+    """`select` by binary search, for every processor."""
+    position, rest = _0, mask
+    for step in (_32, _16, _8, _4, _2, _1):
         count = ones(rest & ((_1 << step) - _1))
         if rank >= count:
             rank -= count
             rest >>= step
             position += step
-        step >>= _1
     return position
 
 
 @part
-def _deposit_by_search(bits: Word, mask: Word) -> Word:
-    result = _0
-    while bits != _0:
-        result |= _1 << select(mask, lowest(bits))
-        bits &= bits - _1
-    return result
+def _select_by_deposit(mask: Word, rank: Word) -> Word:
+    return lowest(_pdep(_1 << rank, mask))
 
 
-deposit = _pdep if FAST_DEPOSIT else _deposit_by_search
-"""Bit i of the first argument moved to where set bit number i of the second is; others are zero.
+select = _select_by_deposit if FAST_DEPOSIT else select_by_counting
+"""The position of set bit number `rank` of `mask`, which has more than that."""
 
-No bit may be set beyond the count of set bits: few bits are meant to be, which the search relies on for speed.
-"""
+
+@part
+def spread(bits: Word) -> Word:
+    """Bit i of the low half moved to bit 2i; zeros between."""
+    bits &= np.uint64(0xFFFF_FFFF)
+    bits = (bits | (bits << _16)) & np.uint64(0x0000_FFFF_0000_FFFF)
+    bits = (bits | (bits << _8)) & np.uint64(0x00FF_00FF_00FF_00FF)
+    bits = (bits | (bits << _4)) & np.uint64(0x0F0F_0F0F_0F0F_0F0F)
+    bits = (bits | (bits << _2)) & np.uint64(0x3333_3333_3333_3333)
+    return (bits | (bits << _1)) & np.uint64(0x5555_5555_5555_5555)
 
 
 @part

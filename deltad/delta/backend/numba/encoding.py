@@ -23,6 +23,7 @@ from deltad.delta.backend.numba.bits import (
     load_lane,
     lowest,
     ones,
+    prefetch,
     store32,
     store64,
     store_lane,
@@ -69,6 +70,7 @@ from deltad.delta.backend.numba.job import (
     SEGMENT_COUNT,
     SEGMENTS,
     SIGN,
+    SLACK,
     SMALL,
     SMALL_NEW,
     SMALL_OLD,
@@ -286,7 +288,7 @@ def _room(job: Word, like: Array) -> bool:
             return False
         if load64(mine, BITS_END) - load64(mine, BITS) < _BLOCK * np.uint64(4) + _64:
             return False
-        if load64(mine, VALUES_END) - load64(mine, VALUES) < _BLOCK * lane_width(like) + _64:
+        if load64(mine, VALUES_END) - load64(mine, VALUES) < _BLOCK * lane_width(like) + np.uint64(16 * SLACK):
             return False
     return True
 
@@ -337,6 +339,9 @@ def histogram(job: Word, like: Array, tables: Array) -> None:
                 at += period - within_period
                 continue
             end = min(lanes, at + run - within_period)
+            for line in range(_0, run * width, _64):  # runs are far apart: fetch the next one meanwhile
+                prefetch(old + (at + period) * width + line)
+                prefetch(new + (at + period) * width + line)
             for j in range(at, end):
                 before = load_lane(old, j, like)
                 exponent = (before & magnitude) >> mantissa

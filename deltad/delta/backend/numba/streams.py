@@ -47,7 +47,7 @@ from deltad.types import DType
 Bytes = npt.NDArray[np.uint8]
 
 _COLUMNS = ((SYMBOLS, SYMBOLS_END), (BITS, BITS_END), (VALUES, VALUES_END))
-_NEEDED = (BLOCK + 2 * SLACK, 4 * BLOCK + 2 * SLACK, 8 * BLOCK + 2 * SLACK)
+_NEEDED = (BLOCK + 2 * SLACK, 4 * BLOCK + 2 * SLACK, 8 * BLOCK + 16 * SLACK)
 """What a block may write to each, in bytes, with room to spare."""
 _KEPT_BYTES = 1 << 20
 _NONE = 2**64 - 1
@@ -119,15 +119,15 @@ class Output:
 
 
 def _value_streams(values: Lanes, dtype: DType) -> list[Stream]:
-    """Pair codes, value symbols, value bits."""
+    """Pair codes, value symbols, value bits. Behind the values there is room for another group."""
     count = np.uint64(values.size)
     pairs: Stream = b""
     large = int(count_large(values, count))
     if values.size and 4 * large <= values.size:
-        packed = np.empty((values.size + 3) // 4, np.uint8)
-        exceptions = np.empty(large + 1, values.dtype)
-        write_pairs(values, count, np.uint64(address(packed)), exceptions)
-        pairs, values = packed, exceptions[:large]
+        packed = np.empty((values.size + 63) // 64 * 16, np.uint8)
+        exceptions = np.empty(large, values.dtype)
+        write_pairs(np.uint64(address(values)), count, np.uint64(address(packed)), exceptions)
+        pairs, values = packed[: (values.size + 3) // 4], exceptions
     symbols = np.empty(values.size, np.uint8)
     bits = np.empty((dtype.lane_bytes * values.size + 3) // 4 * 4 + PADDING, np.uint8)
     scheme = value_scheme(dtype)
@@ -220,11 +220,13 @@ def _read_values(pairs: Bytes, symbols: Bytes, bits: Bytes, dtype: DType) -> _Va
         raise FormatError("frame: values", expected=f"numbers up to {limit}, and bits for them", found="others")
     if not pairs.size:
         return _Values(numbers, pairs, symbols.size)
-    lanes = np.empty(4 * pairs.size, lane_type)
-    arguments = (np.uint64(address(pairs)), np.uint64(pairs.size), numbers, np.uint64(symbols.size), lanes)
+    words = np.zeros(-(-pairs.size // 8) * 8, np.uint8)
+    words[: pairs.size] = pairs
+    lanes = np.empty(4 * words.size, lane_type)
+    arguments = (np.uint64(address(words)), np.uint64(words.size), numbers, np.uint64(symbols.size), lanes)
     if not read_pairs(*arguments):
         raise FormatError("frame: pair codes", expected=f"{symbols.size} exceptions", found="others")
-    return _Values(lanes, pairs, lanes.size)
+    return _Values(lanes, pairs, 4 * pairs.size)
 
 
 def _read_numbers(symbols: Bytes, bits: Bytes, scheme: Scheme, limit: int, numbers: Lanes) -> bool:

@@ -8,16 +8,33 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltad.delta.backend.numba.bits import Array, Word, below, keep_apart, leading, load8, load32, load64, load_lane, store8, store64, store_lane
+from deltad.delta.backend.numba.bits import (
+    Array,
+    Word,
+    above,
+    below,
+    having,
+    keep_apart,
+    lane_width,
+    leading,
+    load8,
+    load32,
+    load64,
+    load_lane,
+    lowest,
+    ones,
+    spread,
+    store8,
+    store64,
+)
 from deltad.delta.backend.numba.compiling import kernel, part, phase
 from deltad.delta.backend.numba.job import BITS, FILLED, HELD, NEXT, RANKS, SYMBOLS
 
 PADDING = 16
 """Bytes that must be addressable behind every stream that is written, and zero behind bit streams that are read."""
 
-_0, _1, _2, _3, _7, _31, _32, _56, _62, _63 = (np.uint64(n) for n in (0, 1, 2, 3, 7, 31, 32, 56, 62, 63))
-_8 = np.uint64(8)
-_60 = np.uint64(60)
+_0, _1, _2, _3, _5, _7, _8 = (np.uint64(n) for n in (0, 1, 2, 3, 5, 7, 8))
+_31, _32, _56, _60, _63, _64 = (np.uint64(n) for n in (31, 32, 56, 60, 63, 64))
 
 
 @phase
@@ -95,17 +112,24 @@ def write_values(values: Array, count: Word, low: Word, mantissa: Word, symbols:
 
 
 @kernel
-def write_pairs(values: Array, count: Word, pairs: Word, large: Array) -> Word:
-    """Two-bit codes of the first `count` values; what is 3 or more goes to `large`, less 3. Returns their number."""
+def write_pairs(values: Word, count: Word, pairs: Word, large: Array) -> Word:
+    """Two-bit codes of `count` values at an address; what is 3 or more goes to `large`, less 3. Returns their number.
+
+    Reads whole groups of 64 values, and writes the codes of whole groups.
+    """
     found = np.uint64(0)
-    for first in range(_0, count, np.uint64(4)):
-        packed = np.uint64(0)
-        for j in range(first, min(first + np.uint64(4), count)):
-            value = np.uint64(values[j])
-            packed |= min(value, _3) << ((j & _3) << _1)
-            large[found] = value - _3
-            found += np.uint64(value >= _3)
-        store8(pairs, first >> _2, packed)
+    for first in range(_0, count, _64):
+        lanes = values + first * lane_width(large)
+        kept = below(min(_64, count - first))
+        exceptions = above(lanes, _3, large) & kept
+        low = (having(lanes, _1, large) & kept) | exceptions
+        high = (having(lanes, _2, large) & kept) | exceptions
+        store64(pairs, first >> _5, spread(low) | (spread(high) << _1))
+        store64(pairs, (first >> _5) + _1, spread(low >> _32) | (spread(high >> _32) << _1))
+        while exceptions != _0:
+            large[found] = load_lane(lanes, lowest(exceptions), large) - _3
+            exceptions &= exceptions - _1
+            found += _1
     return found
 
 
@@ -183,14 +207,21 @@ def read_values(
 
 @kernel
 def read_pairs(pairs: Word, size: Word, large: Array, count: Word, values: Array) -> bool:
-    """Values of all `4 * size` codes; False unless they name exactly `count` large ones. `large` has slack."""
+    """Values of the `4 * size` codes of whole words; False unless they name exactly `count` large ones."""
+    for j in range(size):
+        packed = load8(pairs, j)
+        values[j << _2] = packed & _3
+        values[(j << _2) + _1] = (packed >> _2) & _3
+        values[(j << _2) + _2] = (packed >> np.uint64(4)) & _3
+        values[(j << _2) + _3] = packed >> np.uint64(6)
     found = np.uint64(0)
-    for first in range(size):
-        packed = load8(pairs, first)
-        for j in range(np.uint64(4)):
-            code = (packed >> (j << _1)) & _3
-            is_large = np.uint64(code == _3)
-            # A lying stream names more than there are: keep to the slack and let the count tell.
-            values[(first << _2) + j] = code + np.uint64(large[min(found, count)]) * is_large
-            found += is_large
+    for word in range(size >> _3):
+        packed = load64(pairs, word)
+        exceptions = packed & (packed >> _1) & np.uint64(0x5555_5555_5555_5555)
+        if ones(exceptions) > count - found:
+            return False
+        while exceptions != _0:
+            values[(word << _5) + (lowest(exceptions) >> _1)] = np.uint64(large[found]) + _3
+            exceptions &= exceptions - _1
+            found += _1
     return bool(found == count)

@@ -20,7 +20,7 @@ from deltad.client.messages import RegisterRequest, StateRequest, Step
 from deltad.delta.backend import Backend
 from deltad.delta.codec import sum_weights
 from deltad.delta.digest import U64, root_of
-from deltad.errors import DeltadError, NotFoundError, ReplicaError
+from deltad.errors import DeltadError, FormatError, IntegrityError, NotFoundError, ReplicaError
 from deltad.protocol.activate import (
     Activation,
     Ask,
@@ -215,8 +215,17 @@ class Replica:
         except Exception as error:
             self._serving.expect(None)
             self._log.write("stage_failed", target=target, error=repr(error))
+            if isinstance(error, FormatError | IntegrityError) and self._is_damaged():
+                return Broken(f"staging: the weights are no longer the version served: {error}")
             return StageFailed(str(error) or repr(error))
         return Staged(staged.version, staged.root, time.monotonic() - begun)
+
+    def _is_damaged(self) -> bool:
+        """Whether the live weights are not what they were verified to be: then nothing can be read beside them."""
+        engine, serving = self._engine, self._machine.serving
+        if engine is None or serving is None:
+            return False
+        return root_of(engine.live.layout, sum_weights(engine.live.layout, engine.live, self._backend)) != serving.root
 
     def _commit(self) -> Event | None:
         staged, self._staged = self._staged, None

@@ -111,9 +111,10 @@ class Stager:
             manifest = decode_manifest(self._daemon.object(step.manifest))
             self._check_manifest(manifest, step, root)
             self._check_layout(Digest(manifest.layout), live.layout)
-            if staged and Coder.CONTEXT in manifest.coders:
+            by_context = Coder.CONTEXT in manifest.coders
+            if staged and by_context:
                 break
-            patches = tuple(self._patches(manifest, live.layout, None if staged else live))
+            patches = tuple(self._patches(manifest, live.layout, live if by_context else None))
             staged.append(StagedStep(manifest.target.version, manifest.tensor_sums(live.layout), patches))
             root = Digest(manifest.target.root)
         return StagedDeltas(staged[-1].version, root, tuple(staged))

@@ -7,6 +7,7 @@ the bytes names the value. Bytes in any other spelling are refused.
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import TypeVar
 
 import msgspec
@@ -14,6 +15,9 @@ import msgspec
 from deltad.delta import FORMAT
 from deltad.errors import FormatError, LimitError
 from deltad.types import Digest
+
+SIGNATURE_BYTES = 64
+_KEY_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 OLDEST = 1
 """The oldest format that this build reads."""
@@ -59,6 +63,18 @@ def check_reader(written: int, least: int, what: str) -> None:
             check_format(number, what)
     if least > FORMAT:
         check_format(least, what)
+
+
+def check_signature(key_id: str, signature: bytes, what: str) -> None:
+    """Raises FormatError unless both are empty or have the shape of a key's name and of a signature."""
+    if not (key_id or signature):
+        return
+    if not _KEY_ID.fullmatch(key_id) or len(signature) != SIGNATURE_BYTES:
+        raise FormatError(
+            what,
+            expected=f"a key id of 16 hex digits and a signature of {SIGNATURE_BYTES} bytes, or neither",
+            found=f"{key_id[:40]!r} and {len(signature)} bytes",
+        )
 
 
 def sha256(data: bytes | memoryview) -> Digest:

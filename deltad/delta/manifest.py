@@ -12,7 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from deltad.delta.digest import SUM_BYTES, U64, root_of, unpack_sums
-from deltad.delta.encoding import check_reader, decode, encode, sha256
+from deltad.delta.encoding import check_reader, check_signature, decode, encode, sha256
 from deltad.delta.layout import Layout
 from deltad.errors import FormatError, IntegrityError, LimitError
 from deltad.limits import DEFAULT_LIMITS, Limits
@@ -104,6 +104,7 @@ def decode_manifest(data: bytes, *, limits: Limits = DEFAULT_LIMITS) -> Manifest
     """Parse and check a manifest. Raises FormatError or LimitError."""
     manifest = decode(Manifest, data, what="manifest", limit=limits.manifest_bytes)
     check_reader(manifest.format, manifest.least_reader, "manifest")
+    check_signature(manifest.key_id, manifest.signature, "manifest")
     if (manifest.base is None) != (manifest.kind is EdgeKind.ANCHOR):
         raise FormatError("manifest", expected="a base exactly where the edge is not an anchor", found=manifest.kind)
     digests = [manifest.layout, manifest.target.root, *(page.digest for page in manifest.pages)]

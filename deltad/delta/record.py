@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from deltad.delta.encoding import check_reader, decode, encode, sha256
+from deltad.delta.encoding import check_reader, check_signature, decode, encode, sha256
 from deltad.delta.manifest import EdgeKind
 from deltad.errors import FormatError, LimitError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
@@ -78,6 +78,7 @@ def decode_record(data: bytes, *, limits: Limits = DEFAULT_LIMITS) -> VersionRec
     """Parse and check a record. Raises FormatError or LimitError."""
     record = decode(VersionRecord, data, what="version record", limit=limits.record_bytes)
     check_reader(record.format, record.least_reader, "version record")
+    check_signature(record.key_id, record.signature, "version record")
     try:
         parse_run(record.run)
         for variant in record.variants:

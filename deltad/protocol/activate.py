@@ -192,6 +192,7 @@ TRANSITIONS: dict[ReplicaState, dict[Cause, ReplicaState | None]] = {
         _C.STAGED: _S.READY,
         _C.STAGE_FAILED: None,  # back to the resting state before
         _C.UNFIT: _S.FENCED,
+        _C.BROKEN: _S.FENCED,  # a delta was read beside the weights, and they are not what they were
     },
     _S.READY: {
         _C.COMMIT_BEGUN: _S.COMMITTING,

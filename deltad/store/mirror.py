@@ -29,7 +29,7 @@ from deltad.delta.digest import U64, root_of
 from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import ChunkRef, Manifest, decode_page
 from deltad.delta.record import VersionRecord
-from deltad.errors import IntegrityError
+from deltad.errors import FormatError, IntegrityError
 from deltad.store.disk import make_directory, store_error, sync_directory
 from deltad.store.path import Path as EdgePath
 from deltad.store.path import find_path
@@ -117,11 +117,12 @@ class Mirror:
         path = self._path(record)
         try:
             return self._build_along(path, record, directory)
-        except IntegrityError:
+        except (FormatError, IntegrityError):
             if path.start is None:
                 raise
-            # The generation that it started from is damaged. The deltas and the anchor are still
-            # checked byte by byte, so build from those, and let go of the generation.
+            # The generation that it started from is damaged, so that sums come out wrong or a delta cannot be
+            # read beside it. The deltas and the anchor are still checked byte by byte: build from those, and
+            # let go of the generation.
             _discard(self.generations()[path.start])
             return self._build_along(self._path(record), record, directory)
 

@@ -115,6 +115,9 @@ def test_too_many_tensors_are_refused() -> None:
         ({"format": 2, "least_reader": 2}, "expected format 1, found format 2"),
         ({"format": 0, "least_reader": 0}, "expected format 1, found format 0"),
         ({"least_reader": 0}, "found format 0"),
+        ({"signature": bytes(64)}, "a key id"),
+        ({"key_id": "0123456789abcdef"}, "or neither"),
+        ({"key_id": "0123456789abcdef", "signature": bytes(63)}, "63 bytes"),
         ({"base": None}, "a base exactly"),
         ({"kind": EdgeKind.ANCHOR}, "a base exactly"),
         ({"layout": b"short"}, "32 bytes"),
@@ -135,6 +138,12 @@ def test_what_a_newer_build_wrote_for_readers_of_this_format_is_read() -> None:
     assert decode_record(changed(RECORD, format=2)).least_reader == 1
 
 
+def test_a_signature_and_the_name_of_its_key_are_carried() -> None:
+    signed = {"key_id": "0123456789abcdef", "signature": bytes(range(64))}
+    assert decode_manifest(changed(MANIFEST, **signed)).signature == bytes(range(64))
+    assert decode_record(changed(RECORD, **signed)).key_id == "0123456789abcdef"
+
+
 def test_sums_that_do_not_give_the_root_are_refused() -> None:
     with pytest.raises(Exception, match="other tensor sums"):
         MANIFEST.tensor_sums(LAYOUT)
@@ -150,6 +159,7 @@ VARIANT = RECORD.variants[0]
     [
         ({"format": 2, "least_reader": 2}, "expected format 1, found format 2"),
         ({"format": 0, "least_reader": 0}, "expected format 1, found format 0"),
+        ({"key_id": "0123456789ABCDEF", "signature": bytes(64)}, "16 hex digits"),
         ({"run": "../r"}, "run id"),
         ({"version": Version(0, 2)}, "epoch"),
         ({"version": Version(1, -2)}, "epoch"),

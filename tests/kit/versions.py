@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from deltad.delta import FORMAT
-from deltad.delta.backend import choose
+from deltad.delta.backend import Mode, choose
 from deltad.delta.codec import EdgeEncoder, sum_weights
 from deltad.delta.digest import pack_sums
 from deltad.delta.encoding import encode, sha256
@@ -82,6 +82,7 @@ class Lineage:
     density: float = 0.02
     seed: int = 0
     limits: Limits = SMALL_CHUNKS
+    mode: Mode = "blind"
     versions: list[Published] = field(default_factory=list)
 
     def publish(self, *, anchor: bool = False, delta: bool = True, number: int | None = None) -> Published:
@@ -143,7 +144,7 @@ class Lineage:
     ) -> tuple[EdgeRef, Manifest]:
         base = None if before is None else before.weights
         sums = None if base is None else sum_weights(layout, base)
-        encoder = EdgeEncoder(layout, weights, choose(), base=base, base_sums=sums, limits=self.limits)
+        encoder = EdgeEncoder(layout, weights, choose(), base=base, base_sums=sums, limits=self.limits, mode=self.mode)
         chunks = list(encoder.chunks())
         objects |= {Digest(chunk.ref.digest): chunk.data for chunk in chunks}
         pages = list(make_pages([chunk.ref for chunk in chunks], limits=self.limits))

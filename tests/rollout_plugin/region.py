@@ -31,7 +31,7 @@ from deltad.client.messages import (
     VersionInfo,
 )
 from deltad.delta import FORMAT
-from deltad.delta.backend import choose
+from deltad.delta.backend import Mode, choose
 from deltad.delta.codec import EdgeEncoder, sum_weights
 from deltad.delta.digest import pack_sums, root_of
 from deltad.delta.encoding import encode
@@ -77,6 +77,8 @@ class Region(MemoryOperations):
         """What becomes of an offer before it is answered."""
         self.before_export: Callable[[], None] = lambda: None
         self.objects_read: list[Digest] = []
+        self.mode: Mode = "blind"
+        """The coder of the deltas to come."""
 
     @property
     def client(self) -> Client:
@@ -134,7 +136,15 @@ class Region(MemoryOperations):
         """Store the delta between two versions, with changes to its manifest; returns the manifest's digest."""
         layout = after.layout
         base_sums = sum_weights(layout, before.weights)
-        encoder = EdgeEncoder(layout, after.weights, choose(), base=before.weights, base_sums=base_sums, limits=SMALL)
+        encoder = EdgeEncoder(
+            layout,
+            after.weights,
+            choose(),
+            base=before.weights,
+            base_sums=base_sums,
+            limits=SMALL,
+            mode=self.mode,
+        )
         chunks = list(encoder.chunks())
         for chunk in chunks:
             self.store.put(chunk.data)

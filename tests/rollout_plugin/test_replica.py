@@ -114,6 +114,22 @@ def test_a_replica_that_fell_behind_takes_several_deltas_in_one_pause(
     assert states_of(replica).count("committing") == 2
 
 
+def test_deltas_coded_by_context_are_staged_beside_what_is_served_so_a_chain_of_them_takes_a_pause_each(
+    region: Region, start_replica: StartReplica
+) -> None:
+    replica = start_replica()
+    region.await_verified(region.history[0])
+    region.mode = "mid"
+    region.await_verified(region.publish_changed())
+    region.offers = lambda reply: None
+    for seed in range(3):
+        region.publish_changed(seed=seed)
+    region.offers = lambda reply: reply
+    region.announce()
+    region.await_verified(region.history[4])
+    assert states_of(replica).count("committing") == 5
+
+
 def test_an_empty_delta_makes_a_version_like_any_other(region: Region, start_replica: StartReplica) -> None:
     start_replica()
     before = region.history[0]
@@ -255,6 +271,26 @@ def test_weights_that_changed_by_themselves_are_found_by_the_read_back(
     assert (report.version, report.root) == ("", "")
     with pytest.raises(UnavailableError, match="served weights of v000001"):
         replica.serving.engine()
+    hold_healing.set()
+    region.await_verified(held)
+    assert replica.root() == held.info.root
+
+
+def test_weights_damaged_where_a_delta_by_context_is_read_beside_them_are_fenced_and_heal(
+    region: Region, start_replica: StartReplica
+) -> None:
+    replica = start_replica()
+    region.await_verified(region.history[0])
+    region.mode = "mid"
+    for i, spec in enumerate(replica.engine.live.layout.tensors):
+        if not spec.alias_of:
+            # From the largest pattern up and from zero down, a step comes out far away.
+            replica.engine.live.whole(i)[0::2], replica.engine.live.whole(i)[1::2] = 0x7FFF, 0x0000
+    hold_healing = threading.Event()
+    region.before_export = lambda: hold_healing.wait(60) and None
+    held = region.publish_changed()
+    report = region.await_replica(lambda r: "no longer the version served" in r.error)
+    assert (report.version, report.root) == ("", "")
     hold_healing.set()
     region.await_verified(held)
     assert replica.root() == held.info.root

@@ -1,0 +1,65 @@
+"""The mirror rebuilds a version bit for bit, whatever coders its chain was published in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deltad.checkpoint.directory import open_checkpoint
+from deltad.delta.backend import Mode, choose
+from deltad.limits import Limits
+from deltad.store.mirror import Mirror
+from deltad.store.store import Store
+from deltad.types import Variant
+from tests.kit.deltas import MODES
+from tests.kit.versions import Lineage
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_chain_of_deltas_is_written_on_top_of_each_other(tmp_path: Path, mode: Mode) -> None:
+    lineage = Lineage(mode=mode)
+    for _ in range(3):
+        lineage.publish()
+    store = Store.open(tmp_path / "store")
+    lineage.fill(store)
+    newest = lineage.versions[-1]
+    mirror = Mirror(store, store.run(lineage.run), Variant("bf16"), choose())
+    assert mirror.export(newest.record, tmp_path / "export") == newest.record.variants[0].root
+    with open_checkpoint(tmp_path / "export") as found:
+        for i, spec in enumerate(newest.layout.tensors):
+            assert np.array_equal(found.lanes(i, 0, spec.lanes), newest.weights.arrays[i]), spec.name
+    store.close()
+
+
+def test_a_chain_of_mixed_coders_is_rebuilt_from_a_generation_too(tmp_path: Path) -> None:
+    lineage = Lineage(limits=Limits())
+    store = Store.open(tmp_path / "store")
+    for mode in ("blind", "dense", "blind", "fast"):
+        lineage.mode = mode
+        lineage.publish()
+    lineage.fill(store)
+    mirror = Mirror(store, store.run(lineage.run), Variant("bf16"), choose())
+    mirror.advance(lineage.versions[1].record)
+    newest = lineage.versions[-1].record
+    assert mirror.tail(newest) == 2
+    assert mirror.verify(newest, tmp_path / "scratch") == (newest.variants[0].root, [])
+    store.close()
+
+
+def test_a_damaged_generation_is_noticed_and_the_version_built_from_its_anchor(tmp_path: Path) -> None:
+    lineage = Lineage(limits=Limits(), mode="dense")
+    for _ in range(3):
+        lineage.publish()
+    store = Store.open(tmp_path / "store")
+    lineage.fill(store)
+    mirror = Mirror(store, store.run(lineage.run), Variant("bf16"), choose())
+    (shard,) = mirror.advance(lineage.versions[1].record).glob("*.safetensors")
+    data = bytearray(shard.read_bytes())
+    data[-2000] ^= 0x40
+    shard.write_bytes(data)
+    newest = lineage.versions[-1].record
+    assert mirror.export(newest, tmp_path / "export") == newest.variants[0].root
+    assert mirror.generations() == {}
+    store.close()

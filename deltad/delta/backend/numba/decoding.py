@@ -27,7 +27,7 @@ from deltad.delta.backend.numba.bits import (
     store_lane,
 )
 from deltad.delta.backend.numba.compiling import kernel, part, phase
-from deltad.delta.backend.numba.groups import find_busy, gather, indices, members_of, small_members
+from deltad.delta.backend.numba.groups import find_busy, gather, indices, members_of, other_members, small_members
 from deltad.delta.backend.numba.job import (
     ADJUST,
     BLOCK,
@@ -232,7 +232,10 @@ def _put_by_small_lanes(
     keep_apart()
     span, scratch = load64(job, SMALL_SPAN), load64(job, SCRATCH)
     members, busy, found = scratch + np.uint64(MEMBERS), scratch + np.uint64(BUSY), scratch + np.uint64(FOUND)
-    count = small_members(lanes, groups, tail, span, scratch, like)
+    if load64(job, CLASS_COUNT) == load64(job, SMALL) + _1:
+        count = other_members(groups, tail, scratch)
+    else:
+        count = small_members(lanes, groups, tail, span, scratch, like)
     if load64(job, WAITING) + count > _BLOCK:
         if not _decode_small_classes(job, segment, like):
             return False

@@ -30,7 +30,7 @@ from deltad.delta.backend.numba.bits import (
     within,
 )
 from deltad.delta.backend.numba.compiling import kernel, part, phase
-from deltad.delta.backend.numba.groups import cut_tail, find_busy, gather, indices, members_of, small_members
+from deltad.delta.backend.numba.groups import cut_tail, find_busy, gather, indices, members_of, other_members, small_members
 from deltad.delta.backend.numba.job import (
     ADJUST,
     BITS,
@@ -243,7 +243,10 @@ def _put_by_small_lanes(job: Word, old: Word, new: Word, groups: Word, tail: Wor
     keep_apart()
     span, scratch = load64(job, SMALL_SPAN), load64(job, SCRATCH)
     members, busy, found = scratch + np.uint64(MEMBERS), scratch + np.uint64(BUSY), scratch + np.uint64(FOUND)
-    count = small_members(old, groups, tail, span, scratch, like)
+    if load64(job, CLASS_COUNT) == load64(job, SMALL) + _1:
+        count = other_members(groups, tail, scratch)
+    else:
+        count = small_members(old, groups, tail, span, scratch, like)
     if load64(job, WAITING) + count > _BLOCK:
         _code_small_classes(job, like)
         small_members(old, groups, tail, span, scratch, like)  # the masks have been overwritten

@@ -27,11 +27,7 @@ _0, _1, _2, _6, _63, _64 = (np.uint64(n) for n in (0, 1, 2, 6, 63, 64))
 
 @part
 def find_busy(masks: Word, groups: Word, busy: Word) -> None:
-    """The bits of `busy` say which groups have a mask that is not empty.
-
-    Bits and not a list: a list is written where it may turn out not to grow, next to what is read, and some
-    processors then guess wrongly, at fifty cycles a guess, which write a read depends on.
-    """
+    """The bits of `busy` say which groups have a mask that is not empty."""
     for first in range(_0, groups, _64):
         bits = np.uint64(0)
         for g in range(first, min(groups, first + _64)):
@@ -93,6 +89,23 @@ def members_of(lanes: Word, groups: Word, tail: Word, first: Word, span: Word, s
     store64(members, groups - _1, mask)
     store32(starts, groups - _1, population)
     return population + ones(mask)
+
+
+@phase
+def other_members(groups: Word, tail: Word, scratch: Word) -> Word:
+    """Turn the masks of the only bulk class into those of the small lanes; returns their number."""
+    keep_apart()
+    members, busy = scratch + np.uint64(MEMBERS), scratch + np.uint64(BUSY)
+    population = np.uint64(0)
+    for first in range(_0, groups, _64):
+        bits = np.uint64(0)
+        for g in range(first, min(groups, first + _64)):
+            mask = ~load64(members, g)
+            store64(members, g, mask)
+            population += ones(mask)
+            bits |= np.uint64(mask != _0) << (g & _63)
+        store64(busy, first >> _6, bits)
+    return population - ones(cut_tail(members, groups, tail, busy))
 
 
 @phase

@@ -11,10 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import cgutils, types  # type: ignore[import-untyped]
 
-from deltad.delta.backend.numba.compiling import has_fast_deposit, intrinsic, part
+from deltad.delta.backend.numba.compiling import cgutils, has_fast_deposit, intrinsic, ir, part, types
 
 GROUP = 64
 """Lanes that one mask covers."""
@@ -119,7 +117,7 @@ def load_lane(typing: Any, address: Any, index: Any, like: Any) -> Any:
     """Lane `index` of those at `address`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _load(builder, *arguments[:2], like.dtype.bitwidth)
+        return _load(builder, arguments[0], arguments[1], like.dtype.bitwidth)
 
     return types.uint64(types.uint64, types.uint64, like), generate
 
@@ -129,7 +127,7 @@ def store_lane(typing: Any, address: Any, index: Any, value: Any, like: Any) -> 
     """Write the low bits of `value` as lane `index` of those at `address`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _store(builder, *arguments[:3], like.dtype.bitwidth)
+        _store(builder, arguments[0], arguments[1], arguments[2], like.dtype.bitwidth)
         return context.get_dummy_value()
 
     return types.void(types.uint64, types.uint64, types.uint64, like), generate
@@ -151,7 +149,7 @@ def _store(builder: Any, address: Any, index: Any, value: Any, bits: int) -> Non
 def _loader(bits: int) -> Any:
     def load(typing: Any, address: Any, index: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return _load(builder, *arguments, bits)
+            return _load(builder, arguments[0], arguments[1], bits)
 
         return types.uint64(types.uint64, types.uint64), generate
 
@@ -161,7 +159,7 @@ def _loader(bits: int) -> Any:
 def _storer(bits: int) -> Any:
     def store(typing: Any, address: Any, index: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _store(builder, *arguments, bits)
+            _store(builder, arguments[0], arguments[1], arguments[2], bits)
             return context.get_dummy_value()
 
         return types.void(types.uint64, types.uint64, types.uint64), generate
@@ -180,8 +178,8 @@ def copy_bytes(typing: Any, to: Any, source: Any, count: Any) -> Any:
     """memcpy."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointers = [builder.inttoptr(address, ir.IntType(8).as_pointer()) for address in arguments[:2]]
-        cgutils.raw_memcpy(builder, *pointers, arguments[2], 1)
+        to, source = (builder.inttoptr(address, ir.IntType(8).as_pointer()) for address in arguments[:2])
+        cgutils.raw_memcpy(builder, to, source, arguments[2], 1)
         return context.get_dummy_value()
 
     return types.void(types.uint64, types.uint64, types.uint64), generate

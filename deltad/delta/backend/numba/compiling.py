@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numba  # type: ignore[import-untyped]
-from llvmlite import binding  # type: ignore[import-untyped]
-from numba import config
-from numba.extending import intrinsic as numba_intrinsic  # type: ignore[import-untyped]
+# Some releases of numba carry types, of a part and for some uses; here it has none.
+numba: Any = import_module("numba")
+types: Any = import_module("numba.core.types")
+cgutils: Any = import_module("numba.core.cgutils")
+ir: Any = import_module("llvmlite.ir")
+_binding: Any = import_module("llvmlite.binding")
+_extending: Any = import_module("numba.extending")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -58,12 +62,12 @@ def part(function: Function) -> Function:
 
 def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that is written in LLVM's terms: `(typing context, *types) → (signature, code generator)`."""
-    return cast(Callable[..., Any], numba_intrinsic(function))
+    return cast(Callable[..., Any], _extending.intrinsic(function))
 
 
 def has_fast_deposit() -> bool:
     """Whether the CPU that numba compiles for has PDEP, and not the microcoded one of Zen 1 and 2."""
-    name = config.CPU_NAME or binding.get_host_cpu_name()
-    if config.CPU_FEATURES is not None:
-        return "+bmi2" in config.CPU_FEATURES.split(",")
-    return bool(binding.get_host_cpu_features().get("bmi2", False)) and name not in ("znver1", "znver2")
+    name = numba.config.CPU_NAME or _binding.get_host_cpu_name()
+    if numba.config.CPU_FEATURES is not None:
+        return "+bmi2" in numba.config.CPU_FEATURES.split(",")
+    return bool(_binding.get_host_cpu_features().get("bmi2", False)) and name not in ("znver1", "znver2")

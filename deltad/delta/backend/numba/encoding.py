@@ -30,7 +30,15 @@ from deltad.delta.backend.numba.bits import (
     within,
 )
 from deltad.delta.backend.numba.compiling import kernel, part, phase
-from deltad.delta.backend.numba.groups import cut_tail, find_busy, gather, indices, members_of, other_members, small_members
+from deltad.delta.backend.numba.groups import (
+    cut_tail,
+    find_busy,
+    gather,
+    indices,
+    members_of,
+    other_members,
+    small_members,
+)
 from deltad.delta.backend.numba.job import (
     ADJUST,
     BITS,
@@ -200,9 +208,7 @@ def _ranks(masks: Word, groups: Word, busy: Word, scratch: Word) -> Word:
 
 
 @phase
-def _append_gaps(
-    mine: Word, lanes: Word, groups: Word, tail: Word, scratch: Word, like: Array
-) -> None:
+def _append_gaps(mine: Word, lanes: Word, groups: Word, tail: Word, scratch: Word, like: Array) -> None:
     """Append the gaps of the class `mine` over lanes that have been compared."""
     keep_apart()
     differ, masks, members = scratch + np.uint64(DIFFER), scratch + np.uint64(MASKS), scratch + np.uint64(MEMBERS)
@@ -348,6 +354,8 @@ def histogram(job: Word, like: Array, tables: Array) -> None:
             for j in range(at, end):
                 before = load_lane(old, j, like)
                 exponent = (before & magnitude) >> mantissa
-                tables[j & np.uint64(3), exponent] += _1 + (np.uint64(before != load_lane(new, j, like)) << np.uint64(32))
+                tables[j & np.uint64(3), exponent] += _1 + (
+                    np.uint64(before != load_lane(new, j, like)) << np.uint64(32)
+                )
             at = end
         first += lanes

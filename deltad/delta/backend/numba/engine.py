@@ -22,8 +22,6 @@ from deltad.delta.backend.numba.job import (
     POSITIONS,
     SAMPLE_PERIOD,
     SAMPLE_RUN,
-    SUM_A,
-    SUM_B,
     Job,
     address,
     keys_address,
@@ -31,13 +29,13 @@ from deltad.delta.backend.numba.job import (
 )
 from deltad.delta.backend.numba.streams import Input, Output
 from deltad.delta.backend.numba.sums import sum_bytes
+from deltad.delta.backend.numpy import check_sums
 from deltad.delta.classes import RUN_LANES, Histogram, plan, run_stride
 from deltad.delta.coding import MANTISSA_BITS, Coder, Coding, exponents
 from deltad.delta.difference import from_codes
 from deltad.delta.digest import U64, zero_sum
-from deltad.delta.backend.numpy import check_sums
 from deltad.errors import FormatError
-from deltad.types import DTYPES, DType
+from deltad.types import DType
 
 _PREFETCHED = 64  # entries beyond the last position that a kernel looks at
 
@@ -97,7 +95,7 @@ class NumbaBackend:
         )
         return old, job.sums[0]
 
-    def decode_apply(  # noqa: PLR0917
+    def decode_apply(
         self,
         coding: Coding,
         check: U64,
@@ -163,5 +161,3 @@ def sample(old: Segments, new: Segments, dtype: DType) -> Histogram:
     # A frame has at most 2^30 lanes, so no half runs over.
     low = counted & np.uint64(0xFFFFFFFF)
     return Histogram(low.astype(np.int64), (counted >> np.uint64(32)).astype(np.int64))
-
-

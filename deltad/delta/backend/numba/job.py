@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -175,7 +176,7 @@ class Job:
     def _set_classes(self, coding: Coding, dtype: DType) -> None:
         mantissa = MANTISSA_BITS[dtype.name]
         bounds = [start << mantissa for start in (*coding.starts, exponents(dtype))]
-        for index, (first, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for index, (first, end) in enumerate(pairwise(bounds)):
             self.classes[index, FIRST] = first
             self.classes[index, SPAN] = end - first
             self.classes[index, UNCHANGED] = (1 << 64) - 1 if coding.codes_unchanged(index) else 0

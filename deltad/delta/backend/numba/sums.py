@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltad.delta.backend.numba.bits import Array, Word, keep_apart, lane_width, load8, load32, load64, load_lane, store64
+from deltad.delta.backend.numba.bits import (
+    Array,
+    Word,
+    keep_apart,
+    lane_width,
+    load8,
+    load32,
+    load64,
+    load_lane,
+    store64,
+)
 from deltad.delta.backend.numba.compiling import kernel, part, phase
 from deltad.delta.backend.numba.job import SEED, START, SUM_A, SUM_B
 

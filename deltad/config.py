@@ -308,10 +308,10 @@ class FleetConfig:
 class BackendConfig:
     """`[backend]`: what computes diffs and digests.
 
-    `kind`: `auto` takes the best backend that works on this host. Default `auto`.
+    `kind`: `auto` takes the best backend that works on this host; `numba` and `numpy` name one. Default `auto`.
     """
 
-    kind: Literal["auto"] = field(default="auto", metadata=_reads(_choice("auto")))
+    kind: Literal["auto", "numba", "numpy"] = field(default="auto", metadata=_reads(_choice("auto", "numba", "numpy")))
 
 
 @dataclass(frozen=True, slots=True)

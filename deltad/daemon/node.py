@@ -33,7 +33,7 @@ from deltad.client.messages import (
 from deltad.config import Config
 from deltad.daemon.origin import Origin, Published, PublishOptions
 from deltad.daemon.versions import Versions
-from deltad.delta.backend import choose
+from deltad.delta.backend import select
 from deltad.delta.record import VersionRecord
 from deltad.errors import DeltadError, NotFoundError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
@@ -62,7 +62,8 @@ class Node:
         self.store = store
         self.limits = limits
         self.boot = uuid.uuid4().hex
-        self.backend = choose(config.backend.kind)
+        choice = select(config.backend.kind)
+        self.backend, self.backend_reason = choice.backend, choice.reason
         self.announcements = Announcements()
         self.metrics = Metrics.create(deltad.__version__, self.backend.name)
         self.fleet = Fleet(config.daemon.name, self.boot, limits=limits)

@@ -66,7 +66,13 @@ async def _serve(config: Config, store: Store) -> int:
         tasks = [asyncio.create_task(_supervise(name, part), name=name) for name, part in _parts(node)]
         stack.push_async_callback(_drain, node, tasks, hurry)
         notifier.ready(f"serving {len(node.runs())} runs")
-        log.info("daemon_ready", daemon=config.daemon.name, store=str(store.path), backend=node.backend.name)
+        log.info(
+            "daemon_ready",
+            daemon=config.daemon.name,
+            store=str(store.path),
+            backend=node.backend.name,
+            backend_reason=node.backend_reason,
+        )
         await stop.wait()
         notifier.stopping()
         log.info("daemon_stopping", daemon=config.daemon.name)

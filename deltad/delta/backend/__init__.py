@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -113,11 +114,46 @@ class Backend(Protocol):
         """The share of contiguous bytes at `offset` of their tensor in its element sum. Shape [2]."""
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A backend, and why it is this one."""
+
+    backend: Backend
+    reason: str
+
+
 def choose(kind: str = "auto") -> Backend:
-    """The backend named in the configuration. Raises ConfigError for one that is not built in."""
+    """The backend named in the configuration. Raises ConfigError for one that does not work here."""
+    return select(kind).backend
+
+
+def select(kind: str = "auto") -> Choice:
+    """Like `choose`, with the reason. `auto` takes numba if it works here, else numpy."""
     from deltad.delta.backend.numpy import NumpyBackend
     from deltad.errors import ConfigError
 
-    if kind not in ("auto", "numpy"):
-        raise ConfigError(f"[backend] kind = {kind!r}", expected="auto or numpy")
-    return NumpyBackend()
+    if kind not in ("auto", "numba", "numpy"):
+        raise ConfigError(f"[backend] kind = {kind!r}", expected="auto, numba or numpy")
+    if kind == "numpy":
+        return Choice(NumpyBackend(), "as configured")
+    backend, finding = _numba()
+    if backend is not None:
+        return Choice(backend, finding)
+    if kind == "numba":
+        raise ConfigError(
+            "[backend] kind = 'numba'", expected="numba that works here", found=finding, hint="set it to 'auto'"
+        )
+    return Choice(NumpyBackend(), f"numba does not work here: {finding}")
+
+
+@cache
+def _numba() -> tuple[Backend | None, str]:
+    """The numba backend, if it can be imported and gives right answers, and what was found."""
+    try:
+        from deltad.delta.backend.numba.proof import proven
+    except ImportError as error:
+        return None, f"it cannot be imported ({error})"
+    try:
+        return proven()
+    except Exception as error:  # whatever a compiler may raise: there is another backend
+        return None, f"{type(error).__name__}: {error}"

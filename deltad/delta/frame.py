@@ -15,13 +15,14 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from deltad.delta import FORMAT
+from deltad.delta.coding import CODERS, Coder, Coding, check_coding, check_lengths
 from deltad.delta.encoding import check_format, decode, encode
 from deltad.delta.layout import Layout, TensorSpec
 from deltad.errors import FormatError, LimitError
@@ -30,18 +31,6 @@ from deltad.limits import DEFAULT_LIMITS, Limits
 _U32 = struct.Struct("<I")
 _ZSTD_LEVEL = 1
 _SMALLEST_WORTH_COMPRESSING = 48
-
-
-class Coder(IntEnum):
-    """How a frame's streams are to be read."""
-
-    RAW = 0
-    """One stream: the new bytes of every lane, split into byte planes. Needs no base."""
-    BLIND = 1
-    """Gaps between changed lanes, then differences in byte planes. Applies to the base only."""
-
-
-CODERS = frozenset(int(coder) for coder in Coder)
 
 
 class Rect(msgspec.Struct, frozen=True, array_like=True):
@@ -86,18 +75,30 @@ class Rect(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FrameHeader(msgspec.Struct, frozen=True, array_like=True):
-    """What a frame says of itself. `streams` holds (plain length, stored length) in bytes."""
+    """What a frame says of itself. `streams` holds (plain length, stored length) in bytes.
+
+    `check` is what the frame adds to the element sums, over all its tensors: two u64, little-endian.
+    """
 
     format: int
     coder: int
     dtype: str
     rects: tuple[Rect, ...]
     changed: int
+    check: bytes
+    small: int
+    starts: tuple[int, ...]
+    marked: int
     streams: tuple[tuple[int, int], ...]
 
     @property
     def lanes(self) -> int:
         return sum(rect.lanes for rect in self.rects)
+
+    @property
+    def coding(self) -> Coding:
+        """How the streams are to be read. The coder has been checked."""
+        return Coding(Coder(self.coder), self.lanes, self.changed, self.small, self.starts, self.marked)
 
 
 @dataclass(frozen=True, slots=True)

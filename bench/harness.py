@@ -1,8 +1,9 @@
 """What every bench shares: what a row is, how it is judged, and where results go.
 
 A bench is a module with `SPECS` (its rows: names, units, musts; the same for a quick run) and
-`measure(quick)`, which yields one `Measurement` for each of them. The invariant: a result has exactly the
-declared rows, and whether one is met is computed here, from the value, never stated by the bench.
+`measure(quick)`, which yields one `Measurement` for each of them; and `PATHS`, the files and folders that its
+figures depend on. The invariant: a result has exactly the declared rows, and whether one is met is computed
+here, from the value, never stated by the bench; and a result tells the commit of the very code it measured.
 """
 
 from __future__ import annotations
@@ -130,22 +131,23 @@ def _row(spec: Spec, measured: Measurement) -> Row:
 def table(result: Result) -> str:
     """The result as aligned text, notes and reasons below the rows they belong to."""
     heads = ("row", "value", "spread", "runs", "must", "aim", "met")
-    grid = [heads] + [_cells(row) for row in result.rows]
-    widths = [max(len(cells[i]) for cells in grid) for i in range(len(heads))]
+    grid = [heads] + [cells(row) for row in result.rows]
+    widths = [max(len(line[i]) for line in grid) for i in range(len(heads))]
     machine = result.machine
     lines = [
         f"bench {result.bench} at {result.commit[:12]}",
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB, {machine.system}, {machine.python}",
     ]
-    for cells, row in zip(grid, (None, *result.rows), strict=True):
-        first, *rest = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+    for line, row in zip(grid, (None, *result.rows), strict=True):
+        first, *rest = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
         lines.append("  ".join((first.strip().ljust(widths[0]), *rest)).rstrip())
         if row is not None and (text := row.note or row.skipped):
             lines.append(f"    {text}")
     return "\n".join(lines)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def cells(row: Row) -> tuple[str, ...]:
+    """Name, value, spread, runs, must, aim and met, as people read them."""
     sign = "≤" if row.direction == "min" else "≥"
     return (
         row.name,
@@ -186,14 +188,32 @@ def _cpu() -> str:
     return names[0] if names else platform.processor() or "unknown"
 
 
-def this_commit() -> str:
-    """The commit that is checked out, with `+changes` if the files differ from it; `unknown` without git."""
+def this_commit(paths: Sequence[str] = (".",)) -> str:
+    """The commit that is checked out; with `+changes` if `paths` differ from it; `unknown` without git."""
     try:
         head = _git("rev-parse", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":!bench/results")
+        changed = _git("status", "--porcelain", "--", *paths, ":!bench/results")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{head}+changes" if changed else head
+
+
+def staleness(commit: str, paths: Sequence[str]) -> str:
+    """Why a result that was measured at `commit` does not speak of `paths` as they are now; empty if it does."""
+    head, _, changes = commit.partition("+")
+    if changes:
+        return f"it was measured with changes that commit {head[:12]} does not have"
+    try:
+        changed = _git("diff", "--name-only", head, "--", *paths, ":!bench/results").splitlines()
+        changed += _git("ls-files", "--others", "--exclude-standard", "--", *paths, ":!bench/results").splitlines()
+    except OSError:
+        return "git is missing, so nobody can tell what was measured"
+    except subprocess.CalledProcessError as error:
+        return f"git does not know what was measured: {error.stderr.strip()}"
+    if not changed:
+        return ""
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"{changed[0]}{more} changed since commit {head[:12]}, at which it was measured"
 
 
 def _git(*arguments: str) -> str:
@@ -207,3 +227,8 @@ def write(result: Result, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     temporary.replace(path)
+
+
+def read(path: Path) -> Result:
+    """A result that `write` wrote. Raises FileNotFoundError or msgspec.ValidationError."""
+    return msgspec.json.decode(path.read_bytes(), type=Result)

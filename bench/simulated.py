@@ -30,20 +30,21 @@ _LAYER = (
 )
 _STATIONARY = 0.1 / (1 - 0.9**2) ** 0.5
 _DRIFT = 0.05
+_TINY = 64
 
 
-def tensors(*, tiny: bool = False) -> tuple[Extent, ...]:
-    """One layer: 45 M weights, or a 64th of every matrix."""
+def tensors(*, part: int = 1) -> tuple[Extent, ...]:
+    """One layer of 45 M weights, or a `part`-th of the rows of each of its matrices."""
     return tuple(
-        Extent(f"model.layers.0.{name}", (shape[0] // 64, *shape[1:]) if tiny and len(shape) > 1 else shape)
+        Extent(f"model.layers.0.{name}", (shape[0] // part, *shape[1:]) if len(shape) > 1 else shape)
         for name, shape in _LAYER
     )
 
 
-def states(run: Run, *, tiny: bool = False) -> Iterator[tuple[str, Bits, Bits]]:
+def states(run: Run, *, part: int = 1) -> Iterator[tuple[str, Bits, Bits]]:
     """Each tensor's bf16 patterns before and after the step. About 6 s for the whole layer."""
     rng = np.random.default_rng(run.seed)
-    for extent in tensors(tiny=tiny):
+    for extent in tensors(part=part):
         master = rng.standard_normal(extent.shape, np.float32)
         if len(extent.shape) == 1:
             master = np.float32(1) + np.float32(0.1) * master
@@ -63,7 +64,7 @@ def to_bf16(values: F32) -> Bits:
 
 def simulate(run: Run, *, tiny: bool = False) -> None:
     """Make one simulated run into the cache."""
-    made = list(states(run, tiny=tiny))
+    made = list(states(run, part=_TINY if tiny else 1))
     with appearing(run, {"numpy": np.__version__}, tiny=tiny) as keeper:
         keeper.keep(0, ((name, old) for name, old, _ in made))
         keeper.keep(1, ((name, new) for name, _, new in made))

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from bench.pairs import Bits, Keeper, Run, appearing, cache
+from bench.pairs import Bits, Run, appearing, cache
 from trainer_plugin.rl.arithmetic import Arithmetic
 from trainer_plugin.rl.grpo import Answer, Group, Learner
 from trainer_plugin.rl.model import prepare_smollm2, prepare_tiny
@@ -152,31 +152,29 @@ def train(run: Run, *, tiny: bool = False) -> None:
         if 0 in run.kept:
             keeper.keep(0, learner.policy_bits())
         for step in range(1, run.steps + 1):
-            _learn(learner, sampler, task, tokenizer, run, step, keeper)
+            begun = time.monotonic()
+            answers, gradient = _learn(learner, sampler, task, tokenizer, f"{run.seed} {step}", step)
+            reward = sum(answer.reward for answer in answers) / len(answers)
+            seconds = time.monotonic() - begun
+            keeper.say(f"{run.name} step {step}: mean reward {reward:.3f}, gradient {gradient:.2f}, {seconds:.0f} s")
             if step in run.kept:
                 keeper.keep(step, learner.policy_bits())
 
 
-def _learn(
-    learner: PairLearner, sampler: Sampler, task: Task, tokenizer: Any, run: Run, step: int, keeper: Keeper
-) -> None:
-    begun = time.monotonic()
+def _learn(  # noqa: PLR0917
+    learner: PairLearner, sampler: Sampler, task: Task, tokenizer: Any, seed: str, step: int
+) -> tuple[tuple[Answer, ...], float]:
+    """One step on the first group whose answers differ in reward. Its answers and the norm of the gradient."""
     for attempt in range(_ATTEMPTS):
         prompt = task.prompts(step + 1000 * attempt, 1)[0]
-        seed = random.Random(f"{run.seed} {step} {attempt}").getrandbits(31)
         answers = tuple(
             Answer(tokens, logprobs, task.reward(prompt, tokens) + _length(tokenizer, tokens))
-            for tokens, logprobs in sampler.answers(prompt, seed)
+            for tokens, logprobs in sampler.answers(prompt, random.Random(f"{seed} {attempt}").getrandbits(31))
         )
         outcome = learner.step([Group(prompt.token_ids, answers)])
         if not outcome.zero_advantage:
-            rewards = [answer.reward for answer in answers]
-            keeper.say(
-                f"{run.name} step {step}: mean reward {sum(rewards) / len(rewards):.3f}, "
-                f"gradient {outcome.grad_norm:.2f}, {time.monotonic() - begun:.0f} s"
-            )
-            return
-    raise RuntimeError(f"{run.name} step {step}: {_ATTEMPTS} groups in a row had equal rewards")
+            return answers, outcome.grad_norm
+    raise RuntimeError(f"step {step}: {_ATTEMPTS} groups in a row had equal rewards")
 
 
 def _length(tokenizer: Any, tokens: tuple[int, ...]) -> float:
@@ -229,10 +227,11 @@ def text_rate(step: int) -> float:
 def _docstrings() -> str:
     """Text that is at hand without a network: the docstrings of torch.nn, about 0.7 MB."""
     spec = importlib.util.find_spec("torch")
-    assert spec is not None and spec.origin is not None
-    found = []
+    assert spec is not None
+    assert spec.origin is not None
+    found: list[str] = []
     for path in sorted((Path(spec.origin).parent / "nn").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
-                found.append(text)
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        documented = (node for node in nodes if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef))
+        found += filter(None, map(ast.get_docstring, documented))
     return "\n\n".join(found)

@@ -33,7 +33,8 @@ class Limits:
     chunk_bytes: int = 8 * MIB
     frame_header_bytes: int = 1 * MIB
     frame_rects: int = 4096
-    frame_lanes: int = 16 * MIB
+    frame_lanes: int = 32 * MIB
+    frame_plain_bytes: int = 64 * MIB
     safetensors_header_bytes: int = 100 * MIB
     checkpoint_files: int = 20_000
     index_bytes: int = 64 * MIB

@@ -41,8 +41,7 @@ from deltad.checkpoint.files import (
 from deltad.checkpoint.foreign import no_checkpoint
 from deltad.checkpoint.safetensors import Entry, parse_json, read_header
 from deltad.delta import FORMAT
-from deltad.delta.backend import Lanes
-from deltad.delta.backend.numpy import UNSIGNED
+from deltad.delta.backend import UNSIGNED, Lanes
 from deltad.delta.encoding import sha256
 from deltad.delta.layout import FILE_NAMES, FileSpec, Layout, TensorSpec, check_layout
 from deltad.delta.quant import bf16_from_f32

@@ -23,8 +23,7 @@ import numpy as np
 
 from deltad.checkpoint.files import INDEX_NAME, SINGLE_NAME
 from deltad.checkpoint.safetensors import format_header
-from deltad.delta.backend import Lanes
-from deltad.delta.backend.numpy import UNSIGNED
+from deltad.delta.backend import UNSIGNED, Lanes
 from deltad.delta.encoding import sha256
 from deltad.delta.layout import Layout, TensorSpec
 from deltad.errors import IntegrityError, UsageError

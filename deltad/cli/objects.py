@@ -16,8 +16,9 @@ from typing import BinaryIO
 import msgspec
 
 from deltad.checkpoint.foreign import recognise
+from deltad.delta.coding import Coder
 from deltad.delta.encoding import check_format, decode, sha256
-from deltad.delta.frame import Coder, FrameHeader
+from deltad.delta.frame import FrameHeader
 from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import ChunkPage, Manifest, decode_manifest
 from deltad.delta.record import VersionRecord, decode_record

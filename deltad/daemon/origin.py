@@ -25,9 +25,9 @@ from deltad.client.messages import Seconds
 from deltad.delta import FORMAT
 from deltad.delta.backend import Backend
 from deltad.delta.codec import EdgeEncoder, sum_weights
+from deltad.delta.coding import CODERS
 from deltad.delta.digest import pack_sums, root_of
 from deltad.delta.encoding import encode
-from deltad.delta.frame import CODERS
 from deltad.delta.layout import Layout
 from deltad.delta.manifest import ChunkRef, EdgeKind, Manifest, State, make_pages
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord

@@ -54,7 +54,8 @@ class ClassTable:
 def exponents_of(lanes: Lanes, dtype: DType) -> npt.NDArray[Any]:
     """The exponent of each lane, without its sign."""
     magnitude = lanes & lanes.dtype.type((1 << 8 * dtype.lane_bytes - 1) - 1)
-    return magnitude >> lanes.dtype.type(MANTISSA_BITS[dtype.name])
+    exponent: npt.NDArray[Any] = magnitude >> lanes.dtype.type(MANTISSA_BITS[dtype.name])
+    return exponent
 
 
 def classes_by_exponent(starts: tuple[int, ...], dtype: DType) -> npt.NDArray[np.uint8]:
@@ -131,20 +132,22 @@ def _costs(histogram: Histogram, edges: I64, lanes: int, price: int) -> tuple[I6
         np.append(np.concatenate([[0], np.cumsum(counts)])[edges], counts.sum())
         for counts in (histogram.lanes, changed, changed * exponent, changed * exponent * exponent)
     )
-    count, moved = n[None, :] - n[:, None], m[None, :] - m[:, None]
+    count: I64 = n[None, :] - n[:, None]
+    moved: I64 = m[None, :] - m[:, None]
     valid = np.triu(np.ones(count.shape, bool), 1)
     count, moved = np.where(valid, count, 0), np.where(valid, moved, 0)
     # n·h(m/n) for the positions, and for the values what lanes of mixed scales cost beyond those of one.
-    bits = count * _log2(count) - moved * _log2(moved) - (count - moved) * _log2(count - moved)
+    bits: I64 = count * _log2(count) - moved * _log2(moved) - (count - moved) * _log2(count - moved)
     per = np.maximum(moved, 1).astype(np.float64)
     mean = np.where(valid, first[None, :] - first[:, None], 0).astype(np.float64) / per
     square = np.where(valid, second[None, :] - second[:, None], 0).astype(np.float64) / per
     spread = np.sqrt(np.maximum(square - mean * mean, 0.0))
-    bits += moved * (_log2(((1.0 + spread * 0.5) * (1 << _UNIT)).astype(np.int64)) - (_UNIT << _UNIT))
+    mixed = ((1.0 + spread * 0.5) * (1 << _UNIT)).astype(np.int64)
+    bits += moved * (_log2(mixed) - (_UNIT << _UNIT))
     scale = (lanes << 8) // int(n[-1])
     slow = count * ((_SMALL_NS * price << _UNIT) // 100)
-    small = ((bits + slow) * scale >> 8) + (_SMALL_BITS << _UNIT)
-    bulk = (bits * scale >> 8) + (_BULK_BITS << _UNIT) + ((lanes * _BULK_NS_HUNDREDTHS * price << _UNIT) // 10_000)
+    small: I64 = ((bits + slow) * scale >> 8) + (_SMALL_BITS << _UNIT)
+    bulk: I64 = (bits * scale >> 8) + (_BULK_BITS << _UNIT) + ((lanes * _BULK_NS_HUNDREDTHS * price << _UNIT) // 10_000)
     return n, m, np.where(valid, small, _NEVER), np.where(valid, bulk, _NEVER)
 
 
@@ -182,7 +185,8 @@ def _log2(numbers: I64) -> I64:
     x = np.maximum(numbers, 1)
     whole = np.frexp(x.astype(np.float64))[1].astype(np.int64) - 1
     fraction = (x << np.maximum(_UNIT - whole, 0) >> np.maximum(whole - _UNIT, 0)) - (1 << _UNIT)
-    return (whole << _UNIT) + _log2_of_fractions()[fraction]
+    logarithm: I64 = (whole << _UNIT) + _log2_of_fractions()[fraction]
+    return logarithm
 
 
 @lru_cache(maxsize=1)

@@ -9,49 +9,53 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-from deltad.delta.backend import Backend, Changes, Lanes, Positions
-from deltad.delta.backend.numpy import byte_planes, from_byte_planes, inverse
-from deltad.delta.digest import U64, root_of, sum_bytes, sum_changes, tensor_seed
-from deltad.delta.encoding import sha256
-from deltad.delta.frame import Coder, Frame, Rect, halve, plan_frames, read_chunk, write_frame
+from deltad.delta.backend import Backend, Changes, EncodedFrame, Lanes, Mode, Positions, Segments
+from deltad.delta.backend.numpy import check_sums
+from deltad.delta.coding import Coder
+from deltad.delta.difference import compose, inverse
+from deltad.delta.digest import U64, root_of, sum_changes, tensor_seed, unpack_sums
+from deltad.delta.emit import ChunkBuilder, EncodedChunk, FrameWriter, WrittenFrame, share_of_lanes
+from deltad.delta.frame import Frame, Rect, plan_frames, read_chunk
 from deltad.delta.layout import Layout, TensorSpec
-from deltad.delta.manifest import ChunkRef
-from deltad.errors import BaseMismatchError
+from deltad.delta.planes import from_byte_planes
+from deltad.delta.weights import (
+    Weights,
+    all_contiguous,
+    by_rect,
+    flat_positions,
+    places_of,
+    read_segments,
+    release_segments,
+    sum_weights,
+)
+from deltad.errors import BaseMismatchError, FormatError
 from deltad.limits import DEFAULT_LIMITS, Limits
-from deltad.types import Digest
+from deltad.types import Digest, DType
 
+__all__ = [
+    "EdgeEncoder",
+    "EncodedChunk",
+    "Patch",
+    "Weights",
+    "apply_chunk",
+    "apply_patch",
+    "frame_patches",
+    "read_patches",
+    "sum_weights",
+]
 
-DELTA_FRAME_BYTES = 16 << 20
+DELTA_FRAME_BYTES = 32 << 20
 """Weights that one frame of a delta covers: large enough for good statistics, small enough to hold."""
-
-
-class Weights(Protocol):
-    """Something that holds the tensors of a layout. A tensor is named by its index in the layout."""
-
-    def lanes(self, tensor: int, start: int, count: int) -> Lanes:
-        """`count` lanes from canonical position `start`, as unsigned integers; a view where possible."""
-
-    def release(self, tensor: int, start: int, count: int) -> None:
-        """The caller is done with these lanes: memory that backs them may be dropped."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedChunk:
-    """A chunk ready to be stored."""
-
-    ref: ChunkRef
-    data: bytes
 
 
 @dataclass(slots=True)
 class EdgeEncoder:
     """Encodes the edge from `base` to `target`, or an anchor when there is no base.
 
-    Iterate `chunks()` to the end; then `sums`, `changed` and `root` are those of the target. Raises
+    Iterate `chunks()` to the end; then `sums`, `changed`, `coders` and `root` are those of the edge. Raises
     BaseMismatchError when what it read as the base has not the given `base_sums`.
     """
 
@@ -61,11 +65,15 @@ class EdgeEncoder:
     base: Weights | None = None
     base_sums: U64 | None = None
     limits: Limits = DEFAULT_LIMITS
+    mode: Mode = "blind"
     sums: U64 = field(init=False)
     """Element sums of the target, shape [tensors, 2]."""
     changed: U64 = field(init=False)
     """Changed lanes per tensor, shape [tensors]; all of them in an anchor."""
+    coders: tuple[int, ...] = field(init=False, default=())
+    """The coders of all frames, ascending, as a manifest lists them."""
     _followed: U64 = field(init=False)
+    _writer: FrameWriter = field(init=False)
 
     def __post_init__(self) -> None:
         if (self.base is None) != (self.base_sums is None):
@@ -73,6 +81,7 @@ class EdgeEncoder:
         self.sums = np.zeros((len(self.layout.tensors), 2), np.uint64)
         self.changed = np.zeros(len(self.layout.tensors), np.uint64)
         self._followed = self.sums.copy() if self.base_sums is None else self.base_sums.copy()
+        self._writer = FrameWriter(self.layout, self.backend, self.mode, self.limits)
 
     @property
     def root(self) -> Digest:
@@ -80,70 +89,39 @@ class EdgeEncoder:
 
     def chunks(self) -> Iterator[EncodedChunk]:
         """Every chunk of the edge, in order. A delta without changes has none."""
-        builder = _ChunkBuilder(self.limits.chunk_bytes)
+        builder = ChunkBuilder(self.limits.chunk_bytes)
         # An anchor's frame is about as large as its weights, so it must fit a chunk from the start. A
         # delta's is two orders of magnitude smaller, and is cut in the rare case that it is not.
-        anchor = self.base is None
-        frame_bytes = self.limits.chunk_bytes // 2 if anchor else DELTA_FRAME_BYTES
+        frame_bytes = self.limits.chunk_bytes // 2 if self.base is None else DELTA_FRAME_BYTES
         for rects in plan_frames(self.layout, frame_bytes=frame_bytes, limits=self.limits):
-            for frame, covered in self._encode_region(rects):
-                yield from builder.add(frame, covered)
-        if not anchor:
+            for frame in self._encode_region(rects):
+                yield from builder.add(frame)
+        if self.base is not None:
             self._check_base()
         yield from builder.flush()
+        self.coders = tuple(sorted(builder.coders))
 
-    def _encode_region(self, rects: tuple[Rect, ...]) -> Iterator[tuple[bytes, tuple[Rect, ...]]]:
-        new = self._read(self.target, rects)
-        self._sum_target(rects, new)
+    def _encode_region(self, rects: tuple[Rect, ...]) -> Iterator[WrittenFrame]:
+        new = read_segments(self.target, rects, self.layout)
+        shares = share_of_lanes(rects, new, self.layout, self.backend)
+        np.add.at(self.sums, [rect.tensor for rect in rects], shares)
         if self.base is None:
             for rect in rects:
                 self.changed[rect.tensor] += np.uint64(rect.lanes)
-            yield self._raw_frame(rects, new), rects
+            yield from self._writer.raw(rects, new)
         else:
-            old = self._read(self.base, rects)
-            yield from self._encode_changes(rects, old, new)
-            self._release(self.base, rects)
-        self._release(self.target, rects)
+            old = read_segments(self.base, rects, self.layout)
+            encoded = self._writer.encode(rects, old, new)
+            if encoded is not None:
+                self._follow_base(rects, encoded)
+            yield from self._writer.delta(rects, old, new, encoded)
+            release_segments(self.base, rects, self.layout)
+        release_segments(self.target, rects, self.layout)
 
-    def _encode_changes(
-        self, rects: tuple[Rect, ...], old: Lanes, new: Lanes, *, follow: bool = True
-    ) -> Iterator[tuple[bytes, tuple[Rect, ...]]]:
-        dtype = self.layout.tensors[rects[0].tensor].type
-        changes = self.backend.scan(old, new, dtype)
-        if not changes.positions.size:
-            return
-        if follow:
-            self._follow_base(rects, changes.positions, old, new)
-        streams = self.backend.encode(changes, dtype)
-        frame = write_frame(Coder.BLIND, dtype.name, rects, int(changes.positions.size), streams)
-        if len(frame) >= new.nbytes:
-            frame = self._raw_frame(rects, new)
-        if len(frame) <= self.limits.chunk_bytes:
-            yield frame, rects
-            return
-        at = 0
-        for half in halve(rects):
-            end = at + sum(rect.lanes for rect in half)
-            yield from self._encode_changes(half, old[at:end], new[at:end], follow=False)
-            at = end
-
-    def _raw_frame(self, rects: tuple[Rect, ...], new: Lanes) -> bytes:
-        dtype = self.layout.tensors[rects[0].tensor].type
-        return write_frame(Coder.RAW, dtype.name, rects, int(new.size), byte_planes(new))
-
-    def _sum_target(self, rects: tuple[Rect, ...], new: Lanes) -> None:
-        for rect, part in _parts(rects, new):
-            spec = self.layout.tensors[rect.tensor]
-            offset = rect.flat_start(spec.lane_shape) * spec.type.lane_bytes
-            self.sums[rect.tensor] += sum_bytes(part.view(np.uint8), offset, tensor_seed(spec.name))
-
-    def _follow_base(self, rects: tuple[Rect, ...], positions: Positions, old: Lanes, new: Lanes) -> None:
-        for rect, first, local in _positions_by_rect(rects, positions):
-            spec = self.layout.tensors[rect.tensor]
-            flat = rect.flat_positions(local, spec.lane_shape)
-            at = local + first
-            self._followed[rect.tensor] += sum_changes(flat, old[at], new[at], tensor_seed(spec.name))
-            self.changed[rect.tensor] += np.uint64(local.size)
+    def _follow_base(self, rects: Sequence[Rect], encoded: EncodedFrame) -> None:
+        tensors = [rect.tensor for rect in rects]
+        np.add.at(self._followed, tensors, encoded.sums)
+        np.add.at(self.changed, tensors, encoded.changed.astype(np.uint64))
 
     def _check_base(self) -> None:
         wrong = np.flatnonzero((self._followed != self.sums).any(axis=1))
@@ -154,18 +132,6 @@ class EdgeEncoder:
                 found="other bytes",
                 hint="the files that held it were changed or are damaged",
             )
-
-    def _read(self, weights: Weights, rects: tuple[Rect, ...]) -> Lanes:
-        parts = [
-            weights.lanes(rect.tensor, rect.flat_start(self.layout.tensors[rect.tensor].lane_shape), rect.lanes)
-            for rect in rects
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _release(self, weights: Weights, rects: tuple[Rect, ...]) -> None:
-        for rect in rects:
-            start = rect.flat_start(self.layout.tensors[rect.tensor].lane_shape)
-            weights.release(rect.tensor, start, rect.lanes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,35 +153,77 @@ class Patch:
         return Patch(self.tensor, self.index, values, self.absolute)
 
 
-def read_patches(data: bytes, layout: Layout, backend: Backend, *, limits: Limits = DEFAULT_LIMITS) -> Iterator[Patch]:
+def read_patches(
+    data: bytes,
+    layout: Layout,
+    backend: Backend,
+    *,
+    base: Weights | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Iterator[Patch]:
     """Decode a chunk whose SHA-256 has been checked. Every position is within its tensor.
 
-    Raises FormatError or LimitError; patches that came before the error are good but incomplete.
+    With `base`, the weights that the edge starts from, each frame's check is verified before its patches
+    are given; without it only raw frames' are, and the sums that follow the writes must tell. Context
+    frames are read beside their base only. Raises FormatError, LimitError or IntegrityError; patches that
+    came before the error are good but incomplete.
     """
     for frame in read_chunk(data, layout, limits=limits):
-        yield from _frame_patches(frame, layout, backend)
+        yield from frame_patches(frame, layout, backend, base)
 
 
-def _frame_patches(frame: Frame, layout: Layout, backend: Backend) -> Iterator[Patch]:
+def frame_patches(frame: Frame, layout: Layout, backend: Backend, base: Weights | None) -> list[Patch]:
+    """`read_patches` for one frame."""
     header = frame.header
     dtype = layout.tensors[header.rects[0].tensor].type
     if header.coder == Coder.RAW:
-        lanes = from_byte_planes(frame.streams, header.lanes, dtype)
-        for rect, part in _parts(header.rects, lanes):
-            shape = layout.tensors[rect.tensor].lane_shape
-            if rect.is_contiguous(shape):
-                start = rect.flat_start(shape)
-                yield Patch(rect.tensor, slice(start, start + rect.lanes), part, absolute=True)
-            else:
-                local = np.arange(rect.lanes, dtype=np.int64)
-                yield Patch(rect.tensor, rect.flat_positions(local, shape), part, absolute=True)
-        return
-    changes = backend.decode(frame.streams, header.changed, header.lanes, dtype)
-    for rect, first, local in _positions_by_rect(header.rects, changes.positions):
+        return list(_raw_patches(frame, layout, dtype, backend))
+    if base is None and header.coder == Coder.CONTEXT:
+        raise FormatError(
+            "frame",
+            expected="the base beside a frame of the context coder",
+            found="none",
+            hint="read it where the base is at hand",
+        )
+    segments = None if base is None else read_segments(base, header.rects, layout)
+    changes = backend.decode(header.coding, frame.streams, segments, dtype)
+    patches = []
+    for rect, which, local in by_rect(header.rects, changes.positions):
         flat = rect.flat_positions(local, layout.tensors[rect.tensor].lane_shape)
-        begin = int(np.searchsorted(changes.positions, first))
-        values = changes.differences[begin : begin + local.size]
-        yield Patch(rect.tensor, flat, values, absolute=False)
+        patches.append(Patch(rect.tensor, flat, changes.differences[which], absolute=False))
+    if segments is not None and header.check:
+        check_sums(_shares(header.rects, segments, changes, layout), unpack_sums(header.check, 1)[0])
+    return patches
+
+
+def _raw_patches(frame: Frame, layout: Layout, dtype: DType, backend: Backend) -> Iterator[Patch]:
+    header = frame.header
+    lanes = from_byte_planes(frame.streams, header.lanes, dtype)
+    segments = np.split(lanes, np.cumsum([rect.lanes for rect in header.rects])[:-1])
+    if header.check:
+        check_sums(share_of_lanes(header.rects, segments, layout, backend), unpack_sums(header.check, 1)[0])
+    for rect, part in zip(header.rects, segments, strict=True):
+        shape = layout.tensors[rect.tensor].lane_shape
+        if rect.is_contiguous(shape):
+            start = rect.flat_start(shape)
+            yield Patch(rect.tensor, slice(start, start + rect.lanes), part, absolute=True)
+        else:
+            yield Patch(rect.tensor, flat_positions(rect, layout), part, absolute=True)
+
+
+def _shares(rects: Sequence[Rect], old: Segments, changes: Changes, layout: Layout) -> U64:
+    """What changes add to the element sum of every rectangle's tensor. Shape [rectangles, 2]."""
+    shares = np.zeros((len(rects), 2), np.uint64)
+    first = 0
+    for i, (rect, segment) in enumerate(zip(rects, old, strict=True)):
+        begin, end = np.searchsorted(changes.positions, (first, first + rect.lanes))
+        local = changes.positions[begin:end] - first
+        spec = layout.tensors[rect.tensor]
+        new = compose(segment[local], changes.differences[begin:end], spec.type)
+        flat = rect.flat_positions(local, spec.lane_shape)
+        shares[i] = sum_changes(flat, segment[local], new, tensor_seed(spec.name))
+        first += rect.lanes
+    return shares
 
 
 def apply_patch(patch: Patch, target: Lanes, spec: TensorSpec, sums: U64, backend: Backend) -> Lanes:
@@ -229,68 +237,46 @@ def apply_patch(patch: Patch, target: Lanes, spec: TensorSpec, sums: U64, backen
         old: Lanes = target[patch.index].copy()
         target[patch.index] = patch.values
         offset = patch.index.start * spec.type.lane_bytes
-        sums[patch.tensor] += sum_bytes(np.ascontiguousarray(patch.values).view(np.uint8), offset, seed)
-        sums[patch.tensor] -= sum_bytes(old.view(np.uint8), offset, seed)
+        sums[patch.tensor] += backend.sum(np.ascontiguousarray(patch.values).view(np.uint8), offset, seed)
+        sums[patch.tensor] -= backend.sum(old.view(np.uint8), offset, seed)
         return old
     if patch.absolute:
         old, new = target[patch.index], patch.values
         target[patch.index] = new
+        share = sum_changes(patch.index, old, new, seed)
     else:
-        old, new = backend.apply(target, Changes(patch.index, patch.values), spec.type)
-    sums[patch.tensor] += sum_changes(patch.index, old, new, seed)
+        old, share = backend.apply(target, Changes(patch.index, patch.values), spec.type, seed)
+    sums[patch.tensor] += share
     return old
 
 
-def sum_weights(layout: Layout, weights: Weights, *, window_bytes: int = 8 << 20) -> U64:
-    """Element sums of everything in `weights`, read window by window. Shape [tensors, 2]."""
-    sums = np.zeros((len(layout.tensors), 2), np.uint64)
-    for i, spec in enumerate(layout.tensors):
-        width = spec.type.lane_bytes
-        step = max(1, window_bytes // width)
-        for start in range(0, spec.lanes, step):
-            count = min(step, spec.lanes - start)
-            window = np.ascontiguousarray(weights.lanes(i, start, count)).view(np.uint8)
-            sums[i] += sum_bytes(window, start * width, tensor_seed(spec.name))
-            weights.release(i, start, count)
-    return sums
+def apply_chunk(
+    data: bytes, layout: Layout, target: Weights, sums: U64, backend: Backend, *, limits: Limits = DEFAULT_LIMITS
+) -> None:
+    """Decode a chunk whose SHA-256 has been checked and write it into `target`, whose lanes are writable, contiguous
+    views.
 
-
-class _ChunkBuilder:
-    """Packs whole frames into chunks of at most `limit` bytes."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._frames: list[bytes] = []
-        self._tensors: list[int] = []
-        self._size = 0
-
-    def add(self, frame: bytes, rects: Sequence[Rect]) -> Iterator[EncodedChunk]:
-        if self._size + len(frame) > self._limit:
-            yield from self.flush()
-        self._frames.append(frame)
-        self._tensors += (rect.tensor for rect in rects)
-        self._size += len(frame)
-
-    def flush(self) -> Iterator[EncodedChunk]:
-        if self._frames:
-            data = b"".join(self._frames)
-            ref = ChunkRef(sha256(data), len(data), min(self._tensors), max(self._tensors))
-            yield EncodedChunk(ref, data)
-        self._frames, self._tensors, self._size = [], [], 0
-
-
-def _parts(rects: Sequence[Rect], lanes: Lanes) -> Iterator[tuple[Rect, Lanes]]:
-    at = 0
-    for rect in rects:
-        yield rect, lanes[at : at + rect.lanes]
-        at += rect.lanes
-
-
-def _positions_by_rect(rects: Sequence[Rect], positions: Positions) -> Iterator[tuple[Rect, int, Positions]]:
-    """Cut ascending frame positions into (rectangle, its first lane in the frame, positions within it)."""
-    first = 0
-    for rect in rects:
-        begin, end = np.searchsorted(positions, (first, first + rect.lanes))
-        if end > begin:
-            yield rect, first, positions[begin:end] - first
-        first += rect.lanes
+    Frame by frame: each is checked as a whole before its first byte is written. `sums` (shape [tensors, 2])
+    follows every write. Raises FormatError, LimitError or IntegrityError; frames before the error have been
+    written, so what is written to must be private until the sums are compared with the manifest's.
+    """
+    for frame in read_chunk(data, layout, limits=limits):
+        header = frame.header
+        if header.coder != Coder.RAW and header.check and all_contiguous(header.rects, layout):
+            segments = [
+                target.lanes(rect.tensor, rect.flat_start(layout.tensors[rect.tensor].lane_shape), rect.lanes)
+                for rect in header.rects
+            ]
+            shares = backend.decode_apply(
+                header.coding,
+                unpack_sums(header.check, 1)[0],
+                frame.streams,
+                segments,
+                places_of(header.rects, layout),
+                layout.tensors[header.rects[0].tensor].type,
+            )
+            np.add.at(sums, [rect.tensor for rect in header.rects], shares)
+            continue
+        for patch in frame_patches(frame, layout, backend, target):
+            spec = layout.tensors[patch.tensor]
+            apply_patch(patch, target.lanes(patch.tensor, 0, spec.lanes), spec, sums, backend)

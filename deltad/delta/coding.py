@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 
 from deltad.errors import FormatError
-from deltad.types import Difference, DType
+from deltad.types import DType
 
 FRAME_LANES = 1 << 30
 """No frame covers more lanes, whatever the limits say: gap symbols are planned for this many."""
@@ -84,7 +85,9 @@ def check_coding(coding: Coding, dtype: DType) -> None:
     if not 0 <= coding.changed <= coding.lanes:
         raise FormatError("frame", expected=f"0 to {coding.lanes} changes", found=str(coding.changed))
     if coding.coder is Coder.RAW and coding.changed != coding.lanes:
-        raise FormatError("frame", expected=f"all {coding.lanes} lanes changed in a raw frame", found=f"{coding.changed}")
+        raise FormatError(
+            "frame", expected=f"all {coding.lanes} lanes changed in a raw frame", found=f"{coding.changed}"
+        )
     if coding.coder is not Coder.CONTEXT:
         if (coding.small, coding.starts, coding.marked) != (0, (), 0):
             raise FormatError("frame", expected=f"no classes in a {coding.coder.name.lower()} frame", found="some")
@@ -99,7 +102,7 @@ def check_coding(coding: Coding, dtype: DType) -> None:
             expected=f"0 to {SMALL_CLASSES} small classes and 1 to {BULK_CLASSES} bulk ones",
             found=f"{small} of {len(starts)} are small",
         )
-    if starts[0] != 0 or starts[-1] >= top or any(a >= b for a, b in zip(starts, starts[1:], strict=False)):
+    if starts[0] != 0 or starts[-1] >= top or any(a >= b for a, b in pairwise(starts)):
         raise FormatError("frame", expected=f"class starts that ascend from 0 below {top}", found=str(list(starts)))
     if not 0 <= coding.marked < 1 << small:
         raise FormatError("frame", expected=f"polarities of {small} small classes", found=f"bits {coding.marked:#x}")
@@ -112,9 +115,7 @@ def check_lengths(coding: Coding, dtype: DType, lengths: Sequence[int]) -> None:
             raise FormatError("frame", expected=f"{dtype.lane_bytes} streams of {coding.lanes} bytes", found="others")
         return
     if len(lengths) != STREAMS_PER_CLASS * coding.classes:
-        raise FormatError(
-            "frame", expected=f"{STREAMS_PER_CLASS * coding.classes} streams", found=str(len(lengths))
-        )
+        raise FormatError("frame", expected=f"{STREAMS_PER_CLASS * coding.classes} streams", found=str(len(lengths)))
     left = {False: coding.changed, True: coding.lanes - coding.changed}
     values = coding.changed
     for index in range(coding.classes):

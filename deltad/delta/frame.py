@@ -1,12 +1,12 @@
 """Frames and chunks: the unit of work and the unit of transfer.
 
-A frame codes the changes within a list of hyper-rectangles over tensors of one dtype; positions are
-local to the frame, and it decodes alone. A chunk is whole frames, back to back:
+A frame codes the changes within a list of disjoint hyper-rectangles over tensors of one dtype;
+positions are local to the frame, and it decodes alone. A chunk is whole frames, back to back:
 
     chunk := frame*        frame := u32 header length | header (MessagePack) | stream*
 
-Nothing in a header is believed: every rectangle is checked against its tensor, every stream against
-the declared lengths and the limits, before anything is allocated.
+Nothing in a header is believed: every rectangle is checked against its tensor and its neighbours, every
+stream against the declared counts and the limits, before anything is allocated.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -22,13 +23,16 @@ import numpy.typing as npt
 import zstandard
 
 from deltad.delta import FORMAT
-from deltad.delta.coding import CODERS, Coder, Coding, check_coding, check_lengths
+from deltad.delta.backend import Stream
+from deltad.delta.coding import CODERS, FRAME_LANES, Coder, Coding, check_coding, check_lengths
+from deltad.delta.digest import SUM_BYTES
 from deltad.delta.encoding import check_format, decode, encode
 from deltad.delta.layout import Layout, TensorSpec
 from deltad.errors import FormatError, LimitError
 from deltad.limits import DEFAULT_LIMITS, Limits
 
 _U32 = struct.Struct("<I")
+_Index = npt.NDArray[np.int64]
 _ZSTD_LEVEL = 1
 _SMALLEST_WORTH_COMPRESSING = 48
 
@@ -73,11 +77,37 @@ class Rect(msgspec.Struct, frozen=True, array_like=True):
             stride *= size
         return flat
 
+    def flat_end(self, shape: Sequence[int]) -> int:
+        """One more than the canonical position of the last lane."""
+        last = 0
+        for offset, extent, size in zip(self.offset, self.extent, shape, strict=True):
+            last = last * size + offset + extent - 1
+        return last + 1
+
+    def locate(self, flat: npt.NDArray[np.int64], shape: Sequence[int]) -> tuple[slice | _Index, _Index]:
+        """Of ascending canonical positions, those within: which of them, and where in the rectangle."""
+        begin, end = np.searchsorted(flat, (self.flat_start(shape), self.flat_end(shape)))
+        if self.is_contiguous(shape):
+            return slice(int(begin), int(end)), flat[begin:end] - self.flat_start(shape)
+        rest = flat[begin:end]
+        local = np.zeros_like(rest)
+        inside = np.ones(rest.size, bool)
+        stride = 1
+        for offset, extent, size in zip(reversed(self.offset), reversed(self.extent), reversed(shape), strict=True):
+            rest, within = np.divmod(rest, size)
+            within -= offset
+            inside &= (within >= 0) & (within < extent)
+            local += within * stride
+            stride *= extent
+        which = np.flatnonzero(inside)
+        return which + begin, local[which]
+
 
 class FrameHeader(msgspec.Struct, frozen=True, array_like=True):
     """What a frame says of itself. `streams` holds (plain length, stored length) in bytes.
 
-    `check` is what the frame adds to the element sums, over all its tensors: two u64, little-endian.
+    `check` is what the frame adds to the element sums, over all its tensors: two u64, little-endian. A frame
+    that was folded where nobody could know has none.
     """
 
     format: int
@@ -152,96 +182,123 @@ def plan_frames(layout: Layout, *, frame_bytes: int, limits: Limits = DEFAULT_LI
 
 
 def halve(rects: Sequence[Rect]) -> list[tuple[Rect, ...]]:
-    """Cut a frame that came out too large: by rectangles if there are several, else along its axes."""
+    """Cut a frame that came out too large: by rectangles if there are several, else along its axes.
+
+    The halves follow each other: what belongs to the first comes first in the frame.
+    """
     if len(rects) > 1:
         middle = len(rects) // 2
         return [tuple(rects[:middle]), tuple(rects[middle:])]
     (rect,) = rects
-    halves = slabs(rect.tensor, rect.extent, max(1, rect.lanes // 2))
+    halves = slabs(rect.tensor, rect.extent, rect.lanes // 2)
     return [
         (Rect(r.tensor, tuple(a + b for a, b in zip(rect.offset, r.offset, strict=True)), r.extent),) for r in halves
     ]
 
 
-def write_frame(
-    coder: Coder, dtype: str, rects: Sequence[Rect], changed: int, streams: Sequence[bytes | memoryview]
-) -> bytes:
-    """The bytes of one frame. A stream that zstd does not shrink is stored as it is."""
+def write_frame(dtype: str, rects: Sequence[Rect], coding: Coding, check: bytes, streams: Sequence[Stream]) -> bytes:
+    """The bytes of one frame. A stream that zstd does not shrink is stored as it is.
+
+    `check` is what the frame adds to the element sums, 16 bytes, or none where that is not known.
+    """
     compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=False)
-    stored = []
-    for plain in streams:
+    stored: list[bytes | memoryview] = []
+    for stream in streams:
+        plain = stream.data if isinstance(stream, np.ndarray) else memoryview(stream)
         packed = compressor.compress(plain) if len(plain) >= _SMALLEST_WORTH_COMPRESSING else plain
         stored.append(packed if len(packed) < len(plain) else plain)
     lengths = tuple((len(plain), len(packed)) for plain, packed in zip(streams, stored, strict=True))
-    header = encode(FrameHeader(0, int(coder), dtype, tuple(rects), changed, lengths))
+    header = encode(
+        FrameHeader(
+            FORMAT,
+            int(coding.coder),
+            dtype,
+            tuple(rects),
+            coding.changed,
+            check,
+            coding.small,
+            coding.starts,
+            coding.marked,
+            lengths,
+        )
+    )
     return b"".join([_U32.pack(len(header)), header, *stored])
+
+
+def read_headers(data: bytes, *, limits: Limits = DEFAULT_LIMITS) -> Iterator[FrameHeader]:
+    """The headers of a chunk, without its layout: canonical, of this format, their streams within the chunk.
+
+    Raises FormatError or LimitError. What they claim about tensors is not checked.
+    """
+    for header, _ in _walk(data, limits):
+        yield header
 
 
 def read_chunk(data: bytes, layout: Layout, *, limits: Limits = DEFAULT_LIMITS) -> Iterator[Frame]:
     """Parse a chunk whose SHA-256 has been checked. Raises FormatError or LimitError, never reads past."""
-    if len(data) > limits.chunk_bytes:
-        raise LimitError("chunk", expected=f"at most {limits.chunk_bytes} bytes", found=f"{len(data)} bytes")
-    view = memoryview(data)
-    at = 0
-    while at < len(view):
-        header, at = _read_header(view, at, layout, limits)
+    for header, stored in _walk(data, limits):
+        _check_header(header, layout, limits)
         streams = []
+        at = 0
         for plain_length, stored_length in header.streams:
-            if stored_length > len(view) - at:
-                raise FormatError(
-                    "frame", expected=f"a stream of {stored_length} bytes", found=f"{len(view) - at} bytes to the end"
-                )
-            streams.append(_read_stream(view[at : at + stored_length], plain_length))
+            streams.append(_read_stream(stored[at : at + stored_length], plain_length))
             at += stored_length
         yield Frame(header, tuple(streams))
 
 
-def _read_header(view: memoryview, at: int, layout: Layout, limits: Limits) -> tuple[FrameHeader, int]:
-    if len(view) - at < _U32.size:
-        raise FormatError("frame", expected="a header length of 4 bytes", found=f"{len(view) - at} bytes to the end")
-    (length,) = _U32.unpack_from(view, at)
-    at += _U32.size
-    if length > min(limits.frame_header_bytes, len(view) - at):
+def _walk(data: bytes, limits: Limits) -> Iterator[tuple[FrameHeader, memoryview]]:
+    """Every frame's header and its streams as they are stored."""
+    if len(data) > limits.chunk_bytes:
+        raise LimitError("chunk", expected=f"at most {limits.chunk_bytes} bytes", found=f"{len(data)} bytes")
+    view = memoryview(data)
+    while view:
+        header, view = _read_header(view, limits)
+        size = sum(stored for _, stored in header.streams)
+        if any(not 0 <= stored <= plain for plain, stored in header.streams) or size > len(view):
+            raise FormatError("frame", expected=f"{len(view)} bytes of streams to the end", found=f"{size} declared")
+        yield header, view[:size]
+        view = view[size:]
+
+
+def _read_header(view: memoryview, limits: Limits) -> tuple[FrameHeader, memoryview]:
+    if len(view) < _U32.size:
+        raise FormatError("frame", expected="a header length of 4 bytes", found=f"{len(view)} bytes to the end")
+    (length,) = _U32.unpack_from(view)
+    view = view[_U32.size :]
+    if length > min(limits.frame_header_bytes, len(view)):
         raise FormatError(
-            "frame", expected=f"a header within the {len(view) - at} bytes that are left", found=f"{length} bytes"
+            "frame", expected=f"a header within the {len(view)} bytes that are left", found=f"{length} bytes"
         )
-    header = decode(FrameHeader, bytes(view[at : at + length]), what="frame header", limit=limits.frame_header_bytes)
-    _check_header(header, layout, limits)
-    return header, at + length
+    header = decode(FrameHeader, bytes(view[:length]), what="frame header", limit=limits.frame_header_bytes)
+    check_format(header.format, "frame")
+    return header, view[length:]
 
 
 def _check_header(header: FrameHeader, layout: Layout, limits: Limits) -> None:
-    check_format(header.format, "frame")
     if header.coder not in CODERS:
-        raise FormatError("frame", expected=f"a coder of {sorted(CODERS)}", found=str(header.coder))
+        raise FormatError(
+            "frame",
+            expected=f"a coder of {sorted(CODERS)}",
+            found=f"coder {header.coder}",
+            hint="it was written by a newer deltad; use a build that reads it",
+        )
     if not 1 <= len(header.rects) <= limits.frame_rects:
         raise LimitError("frame", expected=f"1 to {limits.frame_rects} rectangles", found=str(len(header.rects)))
     for rect in header.rects:
         if not 0 <= rect.tensor < len(layout.tensors):
             raise FormatError("frame", expected=f"a tensor below {len(layout.tensors)}", found=f"tensor {rect.tensor}")
         _check_rect(rect, layout.tensors[rect.tensor], header.dtype)
-    lanes = header.lanes
-    if lanes > limits.frame_lanes:
-        raise LimitError("frame", expected=f"at most {limits.frame_lanes} lanes", found=str(lanes))
-    if not 0 <= header.changed <= lanes:
-        raise FormatError("frame", expected=f"0 to {lanes} changes", found=str(header.changed))
-    lane_bytes = layout.tensors[header.rects[0].tensor].type.lane_bytes
-    if header.coder == Coder.RAW:
-        bounds = [lanes] * lane_bytes
-        exact = bounds
-    else:
-        # A gap of up to `lanes` costs one token a change and one per 255 lanes skipped.
-        bounds = [header.changed + lanes // 255 + 1] + [header.changed] * lane_bytes
-        exact = [header.streams[0][0] if header.streams else 0] + [header.changed] * lane_bytes
-    if len(header.streams) != len(bounds):
-        raise FormatError("frame", expected=f"{len(bounds)} streams", found=str(len(header.streams)))
-    for (plain, stored), bound, size in zip(header.streams, bounds, exact, strict=True):
-        if plain != size or not 0 <= stored <= plain <= bound:
-            raise FormatError(
-                "frame",
-                expected=f"a stream of {size} bytes, at most {bound}",
-                found=f"{plain} bytes stored as {stored}",
-            )
+    _check_disjoint(header.rects, layout)
+    if header.lanes > min(limits.frame_lanes, FRAME_LANES):
+        raise LimitError("frame", expected=f"at most {limits.frame_lanes} lanes", found=str(header.lanes))
+    plain = [length for length, _ in header.streams]
+    if sum(plain) > limits.frame_plain_bytes:
+        raise LimitError("frame", expected=f"at most {limits.frame_plain_bytes} plain bytes", found=str(sum(plain)))
+    if len(header.check) != SUM_BYTES and (header.check or header.coder != Coder.BLIND):
+        raise FormatError("frame", expected=f"a check of {SUM_BYTES} bytes", found=f"{len(header.check)} bytes")
+    dtype = layout.tensors[header.rects[0].tensor].type
+    check_coding(header.coding, dtype)
+    check_lengths(header.coding, dtype, plain)
 
 
 def _check_rect(rect: Rect, tensor: TensorSpec, dtype: str) -> None:
@@ -258,6 +315,31 @@ def _check_rect(rect: Rect, tensor: TensorSpec, dtype: str) -> None:
             raise FormatError(
                 thing, expected=f"a rectangle within {list(shape)}", found=f"{list(rect.offset)} + {list(rect.extent)}"
             )
+
+
+def _check_disjoint(rects: Sequence[Rect], layout: Layout) -> None:
+    """No lane may be changed twice: what a frame does would depend on the order."""
+    by_tensor: dict[int, list[Rect]] = {}
+    for rect in rects:
+        by_tensor.setdefault(rect.tensor, []).append(rect)
+    for tensor, group in by_tensor.items():
+        if len(group) == 1:
+            continue
+        shape = layout.tensors[tensor].lane_shape
+        if not shape or _overlap(group, shape):
+            raise FormatError(
+                f"frame: rectangles of tensor {layout.tensors[tensor].name[:120]!r}", expected="disjoint ones"
+            )
+
+
+def _overlap(rects: Sequence[Rect], shape: Sequence[int]) -> bool:
+    spans = sorted((rect.flat_start(shape), rect.flat_end(shape)) for rect in rects)
+    if all(end <= start for (_, end), (start, _) in pairwise(spans)):
+        return False
+    # Spans of rectangles that are no runs may cross while the rectangles do not.
+    low = np.array([rect.offset for rect in rects])
+    high = low + np.array([rect.extent for rect in rects])
+    return any(((low[:i] < high[i]) & (low[i] < high[:i])).all(axis=1).any() for i in range(1, len(rects)))
 
 
 def _read_stream(stored: memoryview, plain_length: int) -> bytes:

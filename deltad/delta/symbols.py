@@ -167,4 +167,5 @@ def _unpack_bits(bits: Stream, lengths: U64) -> U64:
     word, shift = (at >> np.uint64(5)).astype(np.intp), at & np.uint64(31)
     near = (words[word] | words[word + 1] << _HALF) >> shift
     far = words[word + 2] << (np.uint64(63) - shift) << np.uint64(1)
-    return (near | far) & ((np.uint64(1) << lengths) - np.uint64(1))
+    numbers: U64 = (near | far) & ((np.uint64(1) << lengths) - np.uint64(1))
+    return numbers

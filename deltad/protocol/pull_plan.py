@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from deltad.delta.coding import CODERS
 from deltad.delta.encoding import sha256
-from deltad.delta.frame import CODERS
 from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import Manifest, PageRef, decode_manifest, decode_page
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord

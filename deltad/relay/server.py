@@ -20,7 +20,7 @@ from aiohttp import web
 
 from deltad.client.messages import ErrorReply, RegionReport
 from deltad.delta import FORMAT
-from deltad.delta.frame import CODERS
+from deltad.delta.coding import CODERS
 from deltad.errors import (
     ConfigError,
     DeltadError,

@@ -20,7 +20,7 @@ from deltad.delta.backend import choose
 from deltad.delta.codec import EdgeEncoder, sum_weights
 from deltad.delta.digest import pack_sums
 from deltad.delta.encoding import encode, sha256
-from deltad.delta.frame import CODERS
+from deltad.delta.coding import CODERS
 from deltad.delta.layout import FileSpec, Layout, TensorSpec
 from deltad.delta.manifest import EdgeKind, Manifest, State, make_pages
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord

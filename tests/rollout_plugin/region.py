@@ -35,7 +35,7 @@ from deltad.delta.backend import choose
 from deltad.delta.codec import EdgeEncoder, sum_weights
 from deltad.delta.digest import pack_sums, root_of
 from deltad.delta.encoding import encode
-from deltad.delta.frame import CODERS
+from deltad.delta.coding import CODERS
 from deltad.delta.layout import Layout
 from deltad.delta.manifest import EdgeKind, Manifest, State, make_pages
 from deltad.limits import Limits

@@ -95,7 +95,7 @@ class Backend(Protocol):
         tensor's element sum, shape [2].
         """
 
-    def decode_apply(
+    def decode_apply(  # noqa: PLR0917
         self,
         coding: Coding,
         check: U64,

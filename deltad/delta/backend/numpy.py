@@ -65,7 +65,7 @@ class NumpyBackend:
         target[changes.positions] = new
         return old, sum_changes(changes.positions, old, new, seed)
 
-    def decode_apply(
+    def decode_apply(  # noqa: PLR0917
         self,
         coding: Coding,
         check: U64,
@@ -129,8 +129,8 @@ def _context_streams(coding: Coding, old: Segments, new: Segments, dtype: DType)
     for index, was, now, rank in _class_windows(coding, old, new, dtype):
         differs = was != now
         ranks[index].append(np.flatnonzero(differs ^ coding.codes_unchanged(index)) + rank)
-        was, now = was[differs], now[differs]
-        codes[index].append(to_codes(adjusted(difference(was, now, dtype), was, dtype), dtype))
+        before = was[differs]
+        codes[index].append(to_codes(adjusted(difference(before, now[differs], dtype), before, dtype), dtype))
     streams: list[Stream] = []
     for index in range(coding.classes):
         streams += encode_gaps(np.concatenate(ranks[index]))
@@ -168,14 +168,13 @@ def _decode_context(coding: Coding, streams: Sequence[Stream], base: Segments, d
     firsts = np.cumsum([0, *(segment.size for segment in base)])
     population = [0] * coding.classes
     positions: list[list[Positions]] = [[np.empty(0, np.int64)] for _ in range(coding.classes)]
-    negative: list[list[Lanes]] = [[np.empty(0, UNSIGNED[dtype.lane_bytes])] for _ in range(coding.classes)]
+    before: list[list[Lanes]] = [[np.empty(0, UNSIGNED[dtype.lane_bytes])] for _ in range(coding.classes)]
     for index, at, segment, rank in _members(coding, base, dtype):
         begin, end = np.searchsorted(marks[index], (rank, rank + at.size))
         changed = np.full(at.size, coding.codes_unchanged(index))
         changed[marks[index][begin:end] - rank] ^= True
-        at = at[changed]
-        positions[index].append(at + firsts[segment])
-        negative[index].append(base[segment][at])
+        positions[index].append(at[changed] + firsts[segment])
+        before[index].append(base[segment][at[changed]])
         population[index] = rank + changed.size
     found, differences = [], []
     for index in range(coding.classes):
@@ -187,7 +186,7 @@ def _decode_context(coding: Coding, streams: Sequence[Stream], base: Segments, d
                 hint="it was made for another base, or is damaged",
             )
         found.append(np.concatenate(positions[index]))
-        old = np.concatenate(negative[index])
+        old = np.concatenate(before[index])
         coded = streams[index * STREAMS_PER_CLASS :][2:STREAMS_PER_CLASS]
         values = decode_values(coded[0], coded[1], coded[2], old.size, dtype)
         differences.append(adjusted(from_codes(values, dtype), old, dtype))

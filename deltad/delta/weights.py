@@ -1,0 +1,90 @@
+"""Weights as the delta sees them: lanes of tensors, by window; and a frame's share of them, by rectangle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from deltad.delta.backend import Backend, Lanes, Place, Positions
+from deltad.delta.digest import U64, sum_bytes, tensor_seed
+from deltad.delta.frame import Rect
+from deltad.delta.layout import Layout
+
+
+class Weights(Protocol):
+    """Something that holds the tensors of a layout. A tensor is named by its index in the layout."""
+
+    def lanes(self, tensor: int, start: int, count: int) -> Lanes:
+        """`count` lanes from canonical position `start`, as unsigned integers; a view where possible."""
+
+    def release(self, tensor: int, start: int, count: int) -> None:
+        """The caller is done with these lanes: memory that backs them may be dropped."""
+
+
+def sum_weights(
+    layout: Layout, weights: Weights, backend: Backend | None = None, *, window_bytes: int = 8 << 20
+) -> U64:
+    """Element sums of everything in `weights`, read window by window. Shape [tensors, 2]."""
+    add = sum_bytes if backend is None else backend.sum
+    sums = np.zeros((len(layout.tensors), 2), np.uint64)
+    for i, spec in enumerate(layout.tensors):
+        width = spec.type.lane_bytes
+        step = max(1, window_bytes // width)
+        for start in range(0, spec.lanes, step):
+            count = min(step, spec.lanes - start)
+            window = np.ascontiguousarray(weights.lanes(i, start, count)).view(np.uint8)
+            sums[i] += add(window, start * width, tensor_seed(spec.name))
+            weights.release(i, start, count)
+    return sums
+
+
+def read_segments(weights: Weights, rects: Sequence[Rect], layout: Layout) -> list[Lanes]:
+    """The lanes of each rectangle, row-major: views where the rectangle is one run, else copies."""
+    segments = []
+    for rect in rects:
+        shape = layout.tensors[rect.tensor].lane_shape
+        start = rect.flat_start(shape)
+        if rect.is_contiguous(shape):
+            segments.append(np.ascontiguousarray(weights.lanes(rect.tensor, start, rect.lanes)))
+        else:
+            around = weights.lanes(rect.tensor, start, rect.flat_end(shape) - start)
+            segments.append(around[flat_positions(rect, layout) - start])
+    return segments
+
+
+def release_segments(weights: Weights, rects: Sequence[Rect], layout: Layout) -> None:
+    """The caller is done with what `read_segments` gave."""
+    for rect in rects:
+        shape = layout.tensors[rect.tensor].lane_shape
+        start = rect.flat_start(shape)
+        weights.release(rect.tensor, start, rect.flat_end(shape) - start)
+
+
+def places_of(rects: Sequence[Rect], layout: Layout) -> list[Place]:
+    """Where each rectangle's segment lies. True of rectangles that are one run of canonical positions."""
+    specs = [layout.tensors[rect.tensor] for rect in rects]
+    return [
+        Place(tensor_seed(spec.name), rect.flat_start(spec.lane_shape)) for rect, spec in zip(rects, specs, strict=True)
+    ]
+
+
+def all_contiguous(rects: Sequence[Rect], layout: Layout) -> bool:
+    """Whether every rectangle is one run of canonical positions."""
+    return all(rect.is_contiguous(layout.tensors[rect.tensor].lane_shape) for rect in rects)
+
+
+def flat_positions(rect: Rect, layout: Layout) -> Positions:
+    """Canonical positions of every lane of `rect`, row-major."""
+    return rect.flat_positions(np.arange(rect.lanes, dtype=np.int64), layout.tensors[rect.tensor].lane_shape)
+
+
+def by_rect(rects: Sequence[Rect], positions: Positions) -> Iterator[tuple[Rect, slice, Positions]]:
+    """Cut ascending frame positions into (rectangle, which of them, positions within it), where there are any."""
+    first = 0
+    for rect in rects:
+        begin, end = np.searchsorted(positions, (first, first + rect.lanes))
+        if end > begin:
+            yield rect, slice(int(begin), int(end)), positions[begin:end] - first
+        first += rect.lanes

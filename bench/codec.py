@@ -2,7 +2,7 @@
 
 All figures are ratios of things that ran side by side. A full run measures whole checkpoints from the cache of
 `bench.pairs`; what is not there is made first by the command that the row names. A quick run measures the kept
-slice: sizes on 4 Mi weights, where a frame's statistics cost more than they do in a large one; rates on several
+slice: sizes on 4 M weights, where a frame's statistics cost more than they do in a large one; rates on several
 copies of it, so that they do not fit a processor's cache.
 """
 
@@ -64,6 +64,7 @@ PATHS = (
 
 RATES_PAIR = Pair("off-grid 1e-6, fresh Adam, step 8", FRESH, 7, 8)
 QUICK_COPIES = 8
+_SHARED_FRAME_BYTES = 8 << 20
 
 _MEAN, _WORST = "geometric mean", "worst pair"
 _MODES: dict[Mode, str] = {"blind": "blind", "fast": "context fast", "mid": "context mid", "dense": "context dense"}
@@ -171,7 +172,7 @@ def _sizes(backend: Backend, *, quick: bool) -> Iterator[Measurement]:
     missing = sorted({pair.run.name for pair in PAIRS if pair not in there})
     note = f"missing: {', '.join(missing)}; python -m bench.pairs make" if missing else ""
     if quick:
-        note = f"slices of 4 Mi weights{'; ' if note else ''}{note}"
+        note = f"slices of about 4 M weights{'; ' if note else ''}{note}"
     every = [_sizes_of(slices.load(pair) if quick else pairs.load(pair), backend) for pair in there]
     single = [sizes for sizes in every if sizes.pair.single]
     for mode in ("dense", "mid", "fast"):
@@ -273,7 +274,7 @@ def _digest_rates(subject: Subject, backend: Backend, *, quick: bool) -> Iterato
     with undigested() as without:
         for mode in modes:
             frames = Frames(subject.layout, backend, mode)
-            bare = Frames(subject.layout, without, mode)
+            bare = Frames(subject.layout, without, mode, digest=False)
             written = frames.encode_all(subject.old, subject.new)
             restore = partial(np.copyto, target, subject.states.old)
             ratios = []
@@ -289,7 +290,8 @@ def _thread_rates(subject: Subject, backend: Backend) -> Iterator[Measurement]:
     old = subject.states.old
     target, weights = subject.copy_of_old()
     same = old.copy()
-    frames = Frames(subject.layout, backend, "fast")
+    # Smaller frames than the product's, so that two threads can have equal shares of a small model.
+    frames = Frames(subject.layout, backend, "fast", frame_bytes=_SHARED_FRAME_BYTES)
     written = [frames.encode(rects, subject.old, subject.new) for rects in frames.rects]
     with ThreadPoolExecutor(2) as pool:
 
@@ -318,7 +320,7 @@ def _thread_rates(subject: Subject, backend: Backend) -> Iterator[Measurement]:
             one = seconds(apply_once, WALL)
             np.copyto(target, old)
             applied.append(one / seconds(apply_on_two, WALL) / memcmp)
-    note = f"context fast, {len(frames.rects)} frames"
+    note = f"context fast, {len(frames.rects)} frames of at most 8 MiB"
     yield median_of("two threads / one, encode, over memcmp's", encoded[1:], note=note)
     yield median_of("two threads / one, decode and apply, over memcmp's", applied[1:], note=note)
 
@@ -349,7 +351,7 @@ def _file_rates(subject: Subject, backend: Backend, directory: Path) -> Iterator
             applied = [peer.apply() / seconds(ours.apply, WALL) for _ in range(RUNS)]
             if not ours.holds():
                 raise ValueError("what was applied to the file is not the state that it should be")
-            note = f"cwtrain {peer.version} with {peer.threads} threads, deltad with 2, context fast; "
+            note = f"cwtrain {peer.version} with {peer.threads} threads, deltad with 2, context fast, frames of 8 MiB; "
             note += f"their delta takes {peer.delta_bytes / ours.size:.2f} times our bytes"
     except PeerMissingError as error:
         yield from (skipped(name, str(error)) for name in names)
@@ -394,7 +396,7 @@ class Published:
     def __init__(
         self, subject: Subject, backend: Backend, directory: Path, offset: int, pool: ThreadPoolExecutor
     ) -> None:
-        self._frames = Frames(subject.layout, backend, "fast")
+        self._frames = Frames(subject.layout, backend, "fast", frame_bytes=_SHARED_FRAME_BYTES)
         self._pool = pool
         self._chunks = directory / "chunks"
         self._chunks.mkdir()

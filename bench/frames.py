@@ -17,7 +17,7 @@ from deltad.delta import FORMAT
 from deltad.delta.backend import Backend, Mode
 from deltad.delta.codec import DELTA_FRAME_BYTES, EdgeEncoder, sum_weights
 from deltad.delta.coding import Coder
-from deltad.delta.digest import U64, pack_sums, tensor_seed, unpack_sums
+from deltad.delta.digest import U64, pack_sums, tensor_seed, unpack_sums, zero_sum
 from deltad.delta.emit import FrameWriter
 from deltad.delta.encoding import encode
 from deltad.delta.frame import Rect, plan_frames, read_chunk
@@ -36,10 +36,13 @@ class Frames:
     layout: Layout
     backend: Backend
     mode: Mode
+    frame_bytes: int = DELTA_FRAME_BYTES
+    digest: bool = True
+    """Whether the backend follows the sums. If not, they are zero, and so is what they are checked against."""
     rects: tuple[tuple[Rect, ...], ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        cut = tuple(plan_frames(self.layout, frame_bytes=DELTA_FRAME_BYTES))
+        cut = tuple(plan_frames(self.layout, frame_bytes=self.frame_bytes))
         object.__setattr__(self, "rects", cut)
 
     def encode(self, rects: tuple[Rect, ...], old: Weights, new: Weights, *, digest: bool = False) -> list[bytes]:
@@ -58,15 +61,15 @@ class Frames:
         """All frames, one after the other."""
         return [frame for rects in self.rects for frame in self.encode(rects, old, new)]
 
-    def apply(self, data: bytes, target: Weights, backend: Backend | None = None) -> None:
+    def apply(self, data: bytes, target: Weights) -> None:
         """Parse, decompress, decode, check and apply whole frames in place, following the sums."""
         for frame in read_chunk(data, self.layout):
             header = frame.header
             if header.coder == Coder.RAW:
                 raise ValueError("a raw frame: these states differ too much to measure a delta with")
-            (backend or self.backend).decode_apply(
+            self.backend.decode_apply(
                 header.coding,
-                unpack_sums(header.check, 1)[0],
+                unpack_sums(header.check, 1)[0] if self.digest else zero_sum(),
                 frame.streams,
                 read_segments(target, header.rects, self.layout),
                 places_of(header.rects, self.layout),

@@ -188,24 +188,26 @@ def _cpu() -> str:
     return names[0] if names else platform.processor() or "unknown"
 
 
-def this_commit(paths: Sequence[str] = (".",)) -> str:
+def this_commit(paths: Sequence[str] = (".",), root: Path = ROOT) -> str:
     """The commit that is checked out; with `+changes` if `paths` differ from it; `unknown` without git."""
     try:
-        head = _git("rev-parse", "HEAD")
-        changed = _git("status", "--porcelain", "--", *paths, ":!bench/results")
+        head = _git(root, "rev-parse", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--", *paths, ":!bench/results")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{head}+changes" if changed else head
 
 
-def staleness(commit: str, paths: Sequence[str]) -> str:
+def staleness(commit: str, paths: Sequence[str], root: Path = ROOT) -> str:
     """Why a result that was measured at `commit` does not speak of `paths` as they are now; empty if it does."""
     head, _, changes = commit.partition("+")
     if changes:
         return f"it was measured with changes that commit {head[:12]} does not have"
     try:
-        changed = _git("diff", "--name-only", head, "--", *paths, ":!bench/results").splitlines()
-        changed += _git("ls-files", "--others", "--exclude-standard", "--", *paths, ":!bench/results").splitlines()
+        changed = _git(root, "diff", "--name-only", head, "--", *paths, ":!bench/results").splitlines()
+        changed += _git(
+            root, "ls-files", "--others", "--exclude-standard", "--", *paths, ":!bench/results"
+        ).splitlines()
     except OSError:
         return "git is missing, so nobody can tell what was measured"
     except subprocess.CalledProcessError as error:
@@ -216,8 +218,8 @@ def staleness(commit: str, paths: Sequence[str]) -> str:
     return f"{changed[0]}{more} changed since commit {head[:12]}, at which it was measured"
 
 
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(ROOT), *arguments], check=True, capture_output=True, text=True)
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], check=True, capture_output=True, text=True)
     return done.stdout.strip()
 
 

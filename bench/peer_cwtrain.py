@@ -17,8 +17,9 @@ from pathlib import Path
 
 
 def main(base: Path, new: Path, work: Path) -> None:
-    from cwtrain.hotload import WeightMirror
-    from cwtrain.hotload.delta import write_delta
+    # Installed where this runs, and nowhere else.
+    from cwtrain.hotload import WeightMirror  # type: ignore[import-not-found]
+    from cwtrain.hotload.delta import write_delta  # type: ignore[import-not-found]
 
     stats = write_delta(base, new, work / "there", version="1", base_version="0")
     write_delta(new, base, work / "back", version="2", base_version="1")

@@ -19,12 +19,12 @@ class PeerMissingError(Exception):
 class Cwtrain:
     """cwtrain in a process of its own, with a delta, its inverse and a mirror made. A context manager."""
 
-    def __init__(self, base: Path, new: Path, work: Path) -> None:
-        if not _PYTHON.exists():
+    def __init__(self, base: Path, new: Path, work: Path, *, python: Path = _PYTHON) -> None:
+        if not python.exists():
             raise PeerMissingError("cwtrain is not installed; make venv-peers")
         script = Path(__file__).with_name("peer_cwtrain.py")
         self._process = subprocess.Popen(
-            [str(_PYTHON), str(script), str(base), str(new), str(work)],
+            [str(python), str(script), str(base), str(new), str(work)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

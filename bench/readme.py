@@ -24,7 +24,7 @@ class ReadmeError(Exception):
     """A table cannot be made, or is not what the results say."""
 
 
-def fill(text: str, results: Path, paths_of: Callable[[str], Sequence[str]]) -> str:
+def fill(text: str, results: Path, paths_of: Callable[[str], Sequence[str]], root: Path = harness.ROOT) -> str:
     """`text` with every marked table made anew. Raises ReadmeError with every reason why one cannot be."""
     reasons: list[str] = []
 
@@ -35,7 +35,7 @@ def fill(text: str, results: Path, paths_of: Callable[[str], Sequence[str]]) -> 
         except FileNotFoundError:
             reasons.append(f"bench {name}: there is no result; run: python -m bench {name}")
             return found[0]
-        if why := harness.staleness(result.commit, paths_of(name)):
+        if why := harness.staleness(result.commit, paths_of(name), root):
             reasons.append(f"bench {name}: {why}; run: python -m bench {name}")
         return f"<!-- bench {name} -->\n{markdown(result)}\n<!-- end of bench {name} -->"
 

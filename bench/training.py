@@ -138,8 +138,16 @@ def versions() -> dict[str, str]:
 
 def train(run: Run, *, tiny: bool = False) -> None:
     """Make one run into the cache, and the phase of text before it if it is the first that needs one."""
+    before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
-    transformers.utils.logging.disable_progress_bar()
+    try:
+        _train(run, tiny=tiny)
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def _train(run: Run, *, tiny: bool) -> None:
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model, tokenizer = _model(tiny=tiny)
     text = None if run.kind == "grid" else _text(model, tokenizer, tiny=tiny)
     learner = PairLearner(model, learning_rate=run.learning_rate)

@@ -52,7 +52,7 @@ def commit_deltas(
         return Committed(time.monotonic() - begun)
 
 
-def commit_export(engine: Engine, staged: StagedExport) -> Committed | Broken:
+def commit_export(engine: Engine, staged: StagedExport, backend: Backend) -> Committed | Broken:
     """Copy a whole version over the live weights, and read it back before generation goes on."""
     with engine.pause():
         begun = time.monotonic()
@@ -60,7 +60,7 @@ def commit_export(engine: Engine, staged: StagedExport) -> Committed | Broken:
         try:
             live.check_live()
             staged.export.copy_into(live)
-            found = root_of(live.layout, sum_weights(live.layout, live))
+            found = root_of(live.layout, sum_weights(live.layout, live, backend))
             if found != staged.root:
                 raise IntegrityError(
                     f"copy of {staged.version}", expected=f"root {staged.root.hex()}", found=found.hex()

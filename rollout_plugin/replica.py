@@ -200,7 +200,7 @@ class Replica:
         engine, serving = self._engine, self._machine.serving
         assert engine is not None, "deltas are taken only where something is served"
         assert serving is not None, "deltas are taken only where something is served"
-        return self._stage(steps[-1].version, lambda: self._stager.deltas(steps, engine.live.layout, serving.root))
+        return self._stage(steps[-1].version, lambda: self._stager.deltas(steps, engine.live, serving.root))
 
     def _stage_export(self, target: Version) -> Event:
         return self._stage(str(target), lambda: self._stager.whole(target, self._engine))
@@ -236,7 +236,7 @@ class Replica:
             return Committed(0.0)
         assert self._engine is not None, "only the first load brings its engine"
         if isinstance(staged, StagedExport):
-            return commit_export(self._engine, staged)
+            return commit_export(self._engine, staged, self._backend)
         return commit_deltas(self._engine, staged, self._sums, self._backend)
 
     def _read_back(self) -> Event:
@@ -245,7 +245,7 @@ class Replica:
         begun = time.monotonic()
         try:
             live.check_live()
-            self._sums = sum_weights(live.layout, live)
+            self._sums = sum_weights(live.layout, live, self._backend)
         except Exception as error:
             return Broken(f"reading back: {type(error).__name__}: {error}")
         return ReadBack(root_of(live.layout, self._sums), time.monotonic() - begun)

@@ -21,14 +21,15 @@ from deltad.client.messages import (
     VersionInfo,
 )
 from deltad.delta.backend import Backend
-from deltad.delta.codec import Patch, read_patches
+from deltad.delta.codec import Patch, Weights, read_patches
+from deltad.delta.coding import Coder
 from deltad.delta.digest import U64
 from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import Manifest, decode_manifest, decode_page
 from deltad.errors import BaseMismatchError, FormatError, IntegrityError, ReplicaError
 from deltad.types import Digest, RunId, Variant, Version, parse_digest, parse_version
 from rollout_plugin.apply.export import Export
-from rollout_plugin.engines import Engine, Loader
+from rollout_plugin.engines import Engine, LiveTensors, Loader
 
 
 class Daemon(Protocol):
@@ -95,20 +96,25 @@ class Stager:
         self._load = load
         self._backend = backend
 
-    def deltas(self, steps: Sequence[Step], layout: Layout, served: Digest) -> StagedDeltas:
-        """Fetch, check and decode `steps`, which start from root `served`.
+    def deltas(self, steps: Sequence[Step], live: LiveTensors, served: Digest) -> StagedDeltas:
+        """Fetch, check and decode `steps`, which start from `live`, whose root is `served`.
+
+        What is coded by context is read beside the weights that it starts from. They are at hand for the
+        first step alone, so a later one that needs them is left, with all behind it, for the next round.
 
         Raises BaseMismatchError for a manifest on another base, ReplicaError for another layout, and what the
         client and the parsers raise.
         """
         root = served
-        staged = []
+        staged: list[StagedStep] = []
         for step in steps:
             manifest = decode_manifest(self._daemon.object(step.manifest))
             self._check_manifest(manifest, step, root)
-            self._check_layout(Digest(manifest.layout), layout)
-            patches = tuple(self._patches(manifest, layout))
-            staged.append(StagedStep(manifest.target.version, manifest.tensor_sums(layout), patches))
+            self._check_layout(Digest(manifest.layout), live.layout)
+            if staged and Coder.CONTEXT in manifest.coders:
+                break
+            patches = tuple(self._patches(manifest, live.layout, None if staged else live))
+            staged.append(StagedStep(manifest.target.version, manifest.tensor_sums(live.layout), patches))
             root = Digest(manifest.target.root)
         return StagedDeltas(staged[-1].version, root, tuple(staged))
 
@@ -168,11 +174,12 @@ class Stager:
                 hint="restart the replica: it loads the new model",
             )
 
-    def _patches(self, manifest: Manifest, layout: Layout) -> Iterator[Patch]:
+    def _patches(self, manifest: Manifest, layout: Layout, base: Weights | None) -> Iterator[Patch]:
         for ref in manifest.pages:
             page = self._fetch(ref.digest, ref.size, "manifest page")
             for chunk in decode_page(page, ref, layout):
-                yield from read_patches(self._fetch(chunk.digest, chunk.size, "chunk"), layout, self._backend)
+                data = self._fetch(chunk.digest, chunk.size, "chunk")
+                yield from read_patches(data, layout, self._backend, base=base)
 
     def _fetch(self, digest: bytes, size: int, what: str) -> bytes:
         data = self._daemon.object(Digest(digest))

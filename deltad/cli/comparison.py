@@ -13,7 +13,6 @@ from deltad.daemon.origin import BREAK_EVEN
 from deltad.delta import FORMAT
 from deltad.delta.backend import choose
 from deltad.delta.codec import EdgeEncoder, sum_weights
-from deltad.delta.coding import CODERS
 from deltad.delta.digest import pack_sums
 from deltad.delta.encoding import encode
 from deltad.delta.layout import Layout
@@ -120,8 +119,9 @@ def _tie(alias_of: str) -> str:
 
 
 def _encode(target: Checkpoint, base: Checkpoint | None) -> _Edge:
-    sums = None if base is None else sum_weights(base.layout, base)
-    encoder = EdgeEncoder(target.layout, target, choose(), base, sums)
+    backend = choose()
+    sums = None if base is None else sum_weights(base.layout, base, backend)
+    encoder = EdgeEncoder(target.layout, target, backend, base, sums)
     return _Edge(encoder, tuple(chunk.ref for chunk in encoder.chunks()))
 
 
@@ -142,7 +142,7 @@ def _described_bytes(edge: _Edge) -> int:
         target=State(after, root),
         sums=pack_sums(edge.encoder.sums),
         pages=pages,
-        coders=tuple(sorted(CODERS)),
+        coders=edge.encoder.coders,
         changed=int(edge.encoder.changed.sum()),
         elements=layout.elements,
         chunk_bytes=edge.chunk_bytes,

@@ -25,7 +25,6 @@ from deltad.client.messages import Seconds
 from deltad.delta import FORMAT
 from deltad.delta.backend import Backend
 from deltad.delta.codec import EdgeEncoder, sum_weights
-from deltad.delta.coding import CODERS
 from deltad.delta.digest import pack_sums, root_of
 from deltad.delta.encoding import encode
 from deltad.delta.layout import Layout
@@ -125,7 +124,7 @@ class Origin:
                 found=str(version.number),
                 hint="if the trainer resumed from an earlier step, publish with a new epoch (`--new-epoch`)",
             ) from None
-        root = root_of(checkpoint.layout, sum_weights(checkpoint.layout, checkpoint))
+        root = root_of(checkpoint.layout, sum_weights(checkpoint.layout, checkpoint, self._backend))
         checkpoint.check_unchanged()
         if root == known.variant(self._variant).root:
             return known
@@ -237,7 +236,7 @@ class Origin:
             target=State(version, encoder.root),
             sums=pack_sums(encoder.sums),
             pages=tuple(pages),
-            coders=tuple(sorted(CODERS)),
+            coders=encoder.coders,
             changed=int(encoder.changed.sum()),
             elements=sum(spec.lanes for spec in layout.tensors),
             chunk_bytes=sum(chunk.size for chunk in chunks),

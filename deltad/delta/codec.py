@@ -169,11 +169,12 @@ def read_patches(
     came before the error are good but incomplete.
     """
     for frame in read_chunk(data, layout, limits=limits):
-        yield from frame_patches(frame, layout, backend, base)
+        segments = None if base is None else read_segments(base, frame.header.rects, layout)
+        yield from frame_patches(frame, layout, backend, segments)
 
 
-def frame_patches(frame: Frame, layout: Layout, backend: Backend, base: Weights | None) -> list[Patch]:
-    """`read_patches` for one frame."""
+def frame_patches(frame: Frame, layout: Layout, backend: Backend, base: Segments | None) -> list[Patch]:
+    """`read_patches` for one frame; `base` holds the old lanes of its rectangles, row-major."""
     header = frame.header
     dtype = layout.tensors[header.rects[0].tensor].type
     if header.coder == Coder.RAW:
@@ -185,14 +186,13 @@ def frame_patches(frame: Frame, layout: Layout, backend: Backend, base: Weights 
             found="none",
             hint="read it where the base is at hand",
         )
-    segments = None if base is None else read_segments(base, header.rects, layout)
-    changes = backend.decode(header.coding, frame.streams, segments, dtype)
+    changes = backend.decode(header.coding, frame.streams, base, dtype)
     patches = []
     for rect, which, local in by_rect(header.rects, changes.positions):
         flat = rect.flat_positions(local, layout.tensors[rect.tensor].lane_shape)
         patches.append(Patch(rect.tensor, flat, changes.differences[which], absolute=False))
-    if segments is not None and header.check:
-        check_sums(_shares(header.rects, segments, changes, layout), unpack_sums(header.check, 1)[0])
+    if base is not None and header.check:
+        check_sums(_shares(header.rects, base, changes, layout), unpack_sums(header.check, 1)[0])
     return patches
 
 
@@ -263,7 +263,7 @@ def apply_chunk(
     for frame in read_chunk(data, layout, limits=limits):
         header = frame.header
         if header.coder != Coder.RAW and header.check and all_contiguous(header.rects, layout):
-            segments = [
+            views = [
                 target.lanes(rect.tensor, rect.flat_start(layout.tensors[rect.tensor].lane_shape), rect.lanes)
                 for rect in header.rects
             ]
@@ -271,12 +271,13 @@ def apply_chunk(
                 header.coding,
                 unpack_sums(header.check, 1)[0],
                 frame.streams,
-                segments,
+                views,
                 places_of(header.rects, layout),
                 layout.tensors[header.rects[0].tensor].type,
             )
             np.add.at(sums, [rect.tensor for rect in header.rects], shares)
             continue
-        for patch in frame_patches(frame, layout, backend, target):
+        segments = read_segments(target, header.rects, layout)
+        for patch in frame_patches(frame, layout, backend, segments):
             spec = layout.tensors[patch.tensor]
             apply_patch(patch, target.lanes(patch.tensor, 0, spec.lanes), spec, sums, backend)

@@ -87,8 +87,8 @@ class FrameWriter:
         if self._fits(frame):
             yield frame
             return
-        for half, start, end in _halves(rects):
-            before, after = _cut(old, start, end), _cut(new, start, end)
+        for half, start, end in halves(rects):
+            before, after = cut_segments(old, start, end), cut_segments(new, start, end)
             yield from self.delta(half, before, after, self.encode(half, before, after), checks)
 
     def raw(self, rects: tuple[Rect, ...], new: Segments) -> Iterator[WrittenFrame]:
@@ -97,8 +97,8 @@ class FrameWriter:
         if self._fits(frame):
             yield frame
             return
-        for half, start, end in _halves(rects):
-            yield from self.raw(half, _cut(new, start, end))
+        for half, start, end in halves(rects):
+            yield from self.raw(half, cut_segments(new, start, end))
 
     def _raw_frame(self, rects: tuple[Rect, ...], new: Segments) -> WrittenFrame:
         lanes = sum(segment.size for segment in new)
@@ -167,7 +167,7 @@ def _share_of_changes(rects: Sequence[Rect], old: Segments, new: Segments, layou
     return total
 
 
-def _halves(rects: tuple[Rect, ...]) -> Iterator[tuple[tuple[Rect, ...], int, int]]:
+def halves(rects: tuple[Rect, ...]) -> Iterator[tuple[tuple[Rect, ...], int, int]]:
     """Each half of a frame, and its lanes of it, from and to."""
     if sum(rect.lanes for rect in rects) == 1:
         raise LimitError("frame", expected="a single lane within a chunk", found="a larger one", hint="raise the limit")
@@ -178,7 +178,7 @@ def _halves(rects: tuple[Rect, ...]) -> Iterator[tuple[tuple[Rect, ...], int, in
         at = end
 
 
-def _cut(segments: Segments, start: int, end: int) -> list[Lanes]:
+def cut_segments(segments: Segments, start: int, end: int) -> list[Lanes]:
     """Lanes `start` to `end` of the frame, segment by segment."""
     cut = []
     for segment in segments:

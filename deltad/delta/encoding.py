@@ -15,6 +15,9 @@ from deltad.delta import FORMAT
 from deltad.errors import FormatError, LimitError
 from deltad.types import Digest
 
+OLDEST = 1
+"""The oldest format that this build reads."""
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 _encoder = msgspec.msgpack.Encoder()
@@ -47,6 +50,15 @@ def check_format(number: int, what: str) -> None:
             found=f"format {number}",
             hint="it was written by another version of deltad; use a build that reads it",
         )
+
+
+def check_reader(written: int, least: int, what: str) -> None:
+    """Refuse by name what needs a newer reader than this build, or is older than anything it reads."""
+    for number in (written, least):
+        if number < OLDEST:
+            check_format(number, what)
+    if least > FORMAT:
+        check_format(least, what)
 
 
 def sha256(data: bytes | memoryview) -> Digest:

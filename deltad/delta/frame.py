@@ -225,18 +225,16 @@ def write_frame(dtype: str, rects: Sequence[Rect], coding: Coding, check: bytes,
     return b"".join([_U32.pack(len(header)), header, *stored])
 
 
-def read_headers(data: bytes, *, limits: Limits = DEFAULT_LIMITS) -> Iterator[FrameHeader]:
-    """The headers of a chunk, without its layout: canonical, of this format, their streams within the chunk.
-
-    Raises FormatError or LimitError. What they claim about tensors is not checked.
-    """
-    for header, _ in _walk(data, limits):
-        yield header
+def read_headers(data: bytes, layout: Layout, *, limits: Limits = DEFAULT_LIMITS) -> Iterator[tuple[FrameHeader, int]]:
+    """`read_chunk` without the streams: every frame's header, and the size of the frame in bytes."""
+    for header, stored, size in _walk(data, limits):
+        _check_header(header, layout, limits)
+        yield header, size + len(stored)
 
 
 def read_chunk(data: bytes, layout: Layout, *, limits: Limits = DEFAULT_LIMITS) -> Iterator[Frame]:
     """Parse a chunk whose SHA-256 has been checked. Raises FormatError or LimitError, never reads past."""
-    for header, stored in _walk(data, limits):
+    for header, stored, _ in _walk(data, limits):
         _check_header(header, layout, limits)
         streams = []
         at = 0
@@ -246,17 +244,19 @@ def read_chunk(data: bytes, layout: Layout, *, limits: Limits = DEFAULT_LIMITS) 
         yield Frame(header, tuple(streams))
 
 
-def _walk(data: bytes, limits: Limits) -> Iterator[tuple[FrameHeader, memoryview]]:
-    """Every frame's header and its streams as they are stored."""
+def _walk(data: bytes, limits: Limits) -> Iterator[tuple[FrameHeader, memoryview, int]]:
+    """Every frame's header, its streams as they are stored, and how many bytes came before those."""
     if len(data) > limits.chunk_bytes:
         raise LimitError("chunk", expected=f"at most {limits.chunk_bytes} bytes", found=f"{len(data)} bytes")
     view = memoryview(data)
     while view:
+        left = len(view)
         header, view = _read_header(view, limits)
+        before = left - len(view)
         size = sum(stored for _, stored in header.streams)
         if any(not 0 <= stored <= plain for plain, stored in header.streams) or size > len(view):
             raise FormatError("frame", expected=f"{len(view)} bytes of streams to the end", found=f"{size} declared")
-        yield header, view[:size]
+        yield header, view[:size], before
         view = view[size:]
 
 

@@ -11,9 +11,8 @@ from enum import StrEnum
 
 import msgspec
 
-from deltad.delta import FORMAT
 from deltad.delta.digest import SUM_BYTES, U64, root_of, unpack_sums
-from deltad.delta.encoding import check_format, decode, encode, sha256
+from deltad.delta.encoding import check_reader, decode, encode, sha256
 from deltad.delta.layout import Layout
 from deltad.errors import FormatError, IntegrityError, LimitError
 from deltad.limits import DEFAULT_LIMITS, Limits
@@ -104,8 +103,7 @@ class Manifest(msgspec.Struct, frozen=True):
 def decode_manifest(data: bytes, *, limits: Limits = DEFAULT_LIMITS) -> Manifest:
     """Parse and check a manifest. Raises FormatError or LimitError."""
     manifest = decode(Manifest, data, what="manifest", limit=limits.manifest_bytes)
-    if manifest.least_reader > FORMAT:
-        check_format(manifest.least_reader, "manifest")
+    check_reader(manifest.format, manifest.least_reader, "manifest")
     if (manifest.base is None) != (manifest.kind is EdgeKind.ANCHOR):
         raise FormatError("manifest", expected="a base exactly where the edge is not an anchor", found=manifest.kind)
     digests = [manifest.layout, manifest.target.root, *(page.digest for page in manifest.pages)]

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from deltad.delta import FORMAT
-from deltad.delta.encoding import check_format, decode, encode, sha256
+from deltad.delta.encoding import check_reader, decode, encode, sha256
 from deltad.delta.manifest import EdgeKind
 from deltad.errors import FormatError, LimitError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
@@ -78,8 +77,7 @@ class VersionRecord(msgspec.Struct, frozen=True):
 def decode_record(data: bytes, *, limits: Limits = DEFAULT_LIMITS) -> VersionRecord:
     """Parse and check a record. Raises FormatError or LimitError."""
     record = decode(VersionRecord, data, what="version record", limit=limits.record_bytes)
-    if record.least_reader > FORMAT:
-        check_format(record.least_reader, "version record")
+    check_reader(record.format, record.least_reader, "version record")
     try:
         parse_run(record.run)
         for variant in record.variants:

@@ -24,7 +24,7 @@ from deltad.checkpoint.aligned import Aligned
 from deltad.checkpoint.directory import open_checkpoint
 from deltad.checkpoint.writer import CheckpointWriter
 from deltad.delta.backend import Backend
-from deltad.delta.codec import Weights, apply_patch, read_patches, sum_weights
+from deltad.delta.codec import Weights, apply_chunk, sum_weights
 from deltad.delta.digest import U64, root_of
 from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import ChunkRef, Manifest, decode_page
@@ -163,9 +163,7 @@ class Mirror:
         unused = np.zeros((len(layout.tensors), 2), np.uint64)
         for chunk in self._chunks(manifest, layout):
             data = self._store.read(Digest(chunk.digest))
-            for patch in read_patches(data, layout, self._backend, limits=self._store.limits):
-                spec = layout.tensors[patch.tensor]
-                apply_patch(patch, writer.lanes(patch.tensor, 0, spec.lanes), spec, unused, self._backend)
+            apply_chunk(data, layout, writer, unused, self._backend, limits=self._store.limits)
 
     def _chunks(self, manifest: Manifest, layout: Layout) -> Iterator[ChunkRef]:
         for page in manifest.pages:
@@ -173,7 +171,7 @@ class Mirror:
 
     def _compare(self, record: VersionRecord, layout: Layout, weights: Weights) -> tuple[Digest, list[str]]:
         """The root of `weights`, and the names of the tensors that are not the version's."""
-        found = sum_weights(layout, weights)
+        found = sum_weights(layout, weights, self._backend)
         wrong = np.flatnonzero((found != self.sums(record)).any(axis=1))
         return root_of(layout, found), [layout.tensors[i].name for i in wrong]
 

@@ -18,7 +18,7 @@ from deltad.store.objects import ObjectStore
 from deltad.store.runs import RunStore
 from deltad.types import Digest, RunId, parse_run
 
-STORE_FORMAT = 0
+STORE_FORMAT = 1
 _FORMAT_LINE = f"deltad store {STORE_FORMAT}\n"
 
 

@@ -59,7 +59,7 @@ def test_any_weights_come_back_bit_for_bit_however_they_are_cut(
 
 
 def a_layout(**lanes: int) -> Layout:
-    return Layout(0, tuple(TensorSpec(name, "BF16", (count,)) for name, count in sorted(lanes.items())))
+    return Layout(1, tuple(TensorSpec(name, "BF16", (count,)) for name, count in sorted(lanes.items())))
 
 
 def test_shards_are_whole_tensors_in_layout_order_below_the_given_size(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_directory_that_holds_something_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_file_is_written_only_if_it_is_the_layouts(tmp_path: Path) -> None:
-    layout = Layout(0, (), (FileSpec("config.json", len(CONFIG), sha256(CONFIG)),))
+    layout = Layout(1, (), (FileSpec("config.json", len(CONFIG), sha256(CONFIG)),))
     with CheckpointWriter(tmp_path / "out", layout) as writer:
         with pytest.raises(IntegrityError):
             writer.write_file("config.json", b"{}")
@@ -130,7 +130,7 @@ from deltad.delta.layout import Layout, TensorSpec
 from deltad.errors import StoreFullError
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-layout = Layout(0, tuple(TensorSpec(name, "U8", (size,)) for name, size in (("a", 1 << 19), ("b", 1 << 21))))
+layout = Layout(1, tuple(TensorSpec(name, "U8", (size,)) for name, size in (("a", 1 << 19), ("b", 1 << 21))))
 try:
     CheckpointWriter(Path(sys.argv[1]), layout, shard_bytes=1 << 19)
 except StoreFullError as error:
@@ -210,7 +210,7 @@ def test_a_head_that_its_trainer_wrote_twice_is_tied_again_by_transformers(tmp_p
 
 
 def test_its_own_memory_is_let_go(tmp_path: Path) -> None:
-    layout = Layout(0, (TensorSpec("a", "U8", (64 << 20,)),))
+    layout = Layout(1, (TensorSpec("a", "U8", (64 << 20,)),))
     with CheckpointWriter(tmp_path / "out", layout) as writer:
         before = resident()
         for start in range(0, 64 << 20, 4 << 20):
@@ -232,7 +232,7 @@ from deltad.checkpoint import CheckpointWriter
 from deltad.delta.layout import Layout, TensorSpec
 from deltad.errors import StoreError
 
-layout = Layout(0, tuple(TensorSpec(name, "U8", (8,)) for name in "ab"))
+layout = Layout(1, tuple(TensorSpec(name, "U8", (8,)) for name in "ab"))
 try:
     with CheckpointWriter(Path(sys.argv[1]), layout, shard_bytes=8) as writer:
         for i in range(2):

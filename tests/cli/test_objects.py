@@ -110,7 +110,7 @@ def test_a_damaged_manifest_is_refused_with_the_words_that_a_daemon_has_for_it(
         .replace(b"\xa6format\x00", b"\xa6format\x01")
         .replace(b"least_reader\x00", b"least_reader\x07")
     )
-    deltad("inspect", kept(tmp_path, data)).assert_refused(65, "manifest", "expected format 0, found format 7")
+    deltad("inspect", kept(tmp_path, data)).assert_refused(65, "manifest", "expected format 1, found format 7")
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"\x00" * 64, b"\xff" * 64])

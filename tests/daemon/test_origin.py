@@ -89,7 +89,7 @@ def test_changing_nearly_everything_gives_an_anchor_and_says_why(trainer: Traine
 
 def test_a_tensor_that_is_added_gives_an_anchor_and_says_which(trainer: Trainer) -> None:
     trainer.step(0)
-    wider = Layout(0, (*MODEL.tensors, TensorSpec("value_head", "BF16", (3,))), MODEL.files)
+    wider = Layout(1, (*MODEL.tensors, TensorSpec("value_head", "BF16", (3,))), MODEL.files)
     weights = ArrayWeights([*trainer.weights.arrays, np.zeros(3, np.uint16)])
     record = trainer.origin.publish(write_checkpoint(trainer.checkpoints / "wider", weights, layout=wider), 1).record
     assert trainer.kind(1) is EdgeKind.ANCHOR
@@ -98,7 +98,7 @@ def test_a_tensor_that_is_added_gives_an_anchor_and_says_which(trainer: Trainer)
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(trainer: Trainer) -> None:
     trainer.step(0)
-    other = Layout(0, (TensorSpec("transformer.h.0.attn", "BF16", (8, 8)),), MODEL.files)
+    other = Layout(1, (TensorSpec("transformer.h.0.attn", "BF16", (8, 8)),), MODEL.files)
     directory = write_checkpoint(trainer.checkpoints / "other", ArrayWeights.random(other), layout=other)
     with pytest.raises(CheckpointError, match="another one"):
         trainer.origin.publish(directory, 1)
@@ -191,7 +191,7 @@ def test_a_checkpoint_that_changes_while_it_is_read_is_not_published(trainer: Tr
 
 
 def test_fp32_checkpoints_are_published_as_bf16_where_that_is_asked_for(tmp_path: Path) -> None:
-    layout = Layout(0, (TensorSpec("w", "F32", (50, 4)), TensorSpec("steps", "I64", (1,))))
+    layout = Layout(1, (TensorSpec("w", "F32", (50, 4)), TensorSpec("steps", "I64", (1,))))
     store = Store.open(tmp_path / "store")
     origin = Origin(store, RUN, VARIANT, choose(), publish_as="bf16")
     first = ArrayWeights([np.linspace(-1, 1, 200, dtype=np.float32).view(np.uint32), np.array([7], np.uint64)])

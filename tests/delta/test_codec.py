@@ -19,7 +19,9 @@ BACKEND = choose()
 SMALL = Limits(chunk_bytes=2048, frame_lanes=700)
 
 
-def encode(layout: Layout, target: ArrayWeights, base: ArrayWeights | None = None, limits: Limits = SMALL) -> EdgeEncoder:
+def encode(
+    layout: Layout, target: ArrayWeights, base: ArrayWeights | None = None, limits: Limits = SMALL
+) -> EdgeEncoder:
     sums = None if base is None else sum_weights(layout, base)
     return EdgeEncoder(layout, target, BACKEND, base=base, base_sums=sums, limits=limits)
 
@@ -179,7 +181,7 @@ def test_positions_within_any_rectangle_map_to_canonical_ones(data: st.DataObjec
     assert rect.is_contiguous(shape) == bool((np.diff(run) == 1).all())
 
 
-HOSTILE = Layout(0, (TensorSpec("w", "BF16", (40, 50)), TensorSpec("x", "F32", (60,))))
+HOSTILE = Layout(1, (TensorSpec("w", "BF16", (40, 50)), TensorSpec("x", "F32", (60,))))
 
 
 def hostile_chunk() -> bytes:
@@ -225,7 +227,7 @@ def test_a_chunk_made_for_another_layout_is_refused() -> None:
 
 def replace_shape(layout: Layout, shape: tuple[int, ...]) -> Layout:
     first = layout.tensors[0]
-    return Layout(0, (TensorSpec(first.name, first.dtype, shape), *layout.tensors[1:]))
+    return Layout(1, (TensorSpec(first.name, first.dtype, shape), *layout.tensors[1:]))
 
 
 def test_a_chunk_above_the_limit_is_refused_before_it_is_parsed() -> None:

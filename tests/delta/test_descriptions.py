@@ -27,10 +27,12 @@ from deltad.types import Version
 from tests.kit.weights import layouts
 
 DIGEST = bytes(range(32))
-LAYOUT = Layout(0, (TensorSpec("a", "BF16", (2, 3)), TensorSpec("b", "F32", (4,))), (FileSpec("config.json", 2, DIGEST),))
+LAYOUT = Layout(
+    1, (TensorSpec("a", "BF16", (2, 3)), TensorSpec("b", "F32", (4,))), (FileSpec("config.json", 2, DIGEST),)
+)
 MANIFEST = Manifest(
-    format=0,
-    least_reader=0,
+    format=1,
+    least_reader=1,
     kind=EdgeKind.DELTA,
     run="r",
     variant="bf16",
@@ -45,8 +47,8 @@ MANIFEST = Manifest(
     chunk_bytes=50,
 )
 RECORD = VersionRecord(
-    format=0,
-    least_reader=0,
+    format=1,
+    least_reader=1,
     run="r",
     version=Version(1, 2),
     parent=Version(1, 1),
@@ -65,7 +67,7 @@ def test_a_layout_survives_its_encoding(layout: Layout) -> None:
 
 
 def test_equal_layouts_have_equal_digests_and_files_do_not_touch_the_table() -> None:
-    without_files = Layout(0, LAYOUT.tensors)
+    without_files = Layout(1, LAYOUT.tensors)
     assert without_files.table_digest == LAYOUT.table_digest
     assert without_files.digest != LAYOUT.digest
     assert sha256(LAYOUT.encode()) == LAYOUT.digest
@@ -93,13 +95,13 @@ A = TensorSpec("a", "BF16", (2, 3))
 )
 def test_a_layout_that_breaks_a_rule_is_refused_in_words(tensors: tuple[TensorSpec, ...], said: str) -> None:
     with pytest.raises(FormatError, match=said):
-        decode_layout(Layout(0, tensors).encode())
+        decode_layout(Layout(1, tensors).encode())
 
 
 @pytest.mark.parametrize("name", ["modeling.py", "../config.json", "config.json\0", "weights.bin"])
 def test_a_layout_carries_no_code_and_no_paths(name: str) -> None:
     with pytest.raises(FormatError, match="known non-weight files"):
-        check_layout(Layout(0, (), (FileSpec(name, 1, DIGEST),)))
+        check_layout(Layout(1, (), (FileSpec(name, 1, DIGEST),)))
 
 
 def test_too_many_tensors_are_refused() -> None:
@@ -110,7 +112,9 @@ def test_too_many_tensors_are_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"least_reader": 1}, "format 1"),
+        ({"format": 2, "least_reader": 2}, "expected format 1, found format 2"),
+        ({"format": 0, "least_reader": 0}, "expected format 1, found format 0"),
+        ({"least_reader": 0}, "found format 0"),
         ({"base": None}, "a base exactly"),
         ({"kind": EdgeKind.ANCHOR}, "a base exactly"),
         ({"layout": b"short"}, "32 bytes"),
@@ -126,6 +130,11 @@ def test_a_manifest_that_breaks_a_rule_is_refused_in_words(fields: dict[str, Any
         decode_manifest(changed(MANIFEST, **fields))
 
 
+def test_what_a_newer_build_wrote_for_readers_of_this_format_is_read() -> None:
+    assert decode_manifest(changed(MANIFEST, format=2)).least_reader == 1
+    assert decode_record(changed(RECORD, format=2)).least_reader == 1
+
+
 def test_sums_that_do_not_give_the_root_are_refused() -> None:
     with pytest.raises(Exception, match="other tensor sums"):
         MANIFEST.tensor_sums(LAYOUT)
@@ -139,6 +148,8 @@ VARIANT = RECORD.variants[0]
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
+        ({"format": 2, "least_reader": 2}, "expected format 1, found format 2"),
+        ({"format": 0, "least_reader": 0}, "expected format 1, found format 0"),
         ({"run": "../r"}, "run id"),
         ({"version": Version(0, 2)}, "epoch"),
         ({"version": Version(1, -2)}, "epoch"),
@@ -149,7 +160,14 @@ VARIANT = RECORD.variants[0]
         ({"variants": (msgspec.structs.replace(VARIANT, edges=()),)}, "at least one edge"),
         ({"variants": (msgspec.structs.replace(VARIANT, root=b""),)}, "32 bytes"),
         ({"variants": (msgspec.structs.replace(VARIANT, layout_size=2**40),)}, "layout of"),
-        ({"variants": (msgspec.structs.replace(VARIANT, edges=(EdgeRef(EdgeKind.ANCHOR, Version(1, 1), DIGEST, 1),)),)}, "base exactly"),
+        (
+            {
+                "variants": (
+                    msgspec.structs.replace(VARIANT, edges=(EdgeRef(EdgeKind.ANCHOR, Version(1, 1), DIGEST, 1),)),
+                )
+            },
+            "base exactly",
+        ),
     ],
 )
 def test_a_record_that_breaks_a_rule_is_refused_in_words(fields: dict[str, Any], said: str) -> None:

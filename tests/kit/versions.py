@@ -20,7 +20,6 @@ from deltad.delta.backend import choose
 from deltad.delta.codec import EdgeEncoder, sum_weights
 from deltad.delta.digest import pack_sums
 from deltad.delta.encoding import encode, sha256
-from deltad.delta.coding import CODERS
 from deltad.delta.layout import FileSpec, Layout, TensorSpec
 from deltad.delta.manifest import EdgeKind, Manifest, State, make_pages
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
@@ -162,7 +161,7 @@ class Lineage:
             target=State(version, encoder.root),
             sums=pack_sums(encoder.sums),
             pages=tuple(ref for ref, _ in pages),
-            coders=tuple(sorted(CODERS)),
+            coders=encoder.coders,
             changed=int(encoder.changed.sum()),
             elements=layout.elements,
             chunk_bytes=sum(chunk.ref.size for chunk in chunks),

@@ -77,7 +77,7 @@ def layouts(draw: st.DrawFn, max_tensors: int = 4) -> Layout:
         if DTYPES[dtype].bits % 8:
             shape.append(8)
         specs.append(TensorSpec(f"tensor.{i}", dtype, tuple(shape)))
-    return Layout(0, tuple(specs))
+    return Layout(1, tuple(specs))
 
 
 @st.composite

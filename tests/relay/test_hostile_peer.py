@@ -326,7 +326,7 @@ async def test_a_peer_of_another_format_is_told_apart(tmp_path: Path) -> None:
         async with Upstream(tmp_path / "a", wrap=liar.wrap) as upstream, Downstream(tmp_path / "b", upstream.url):
             await liar.until_told(3)
     (told,) = [entry["error"] for entry in logs if entry["event"] == "upstream_trouble"]
-    assert "expected a daemon that reads format 0, found formats (7,)" in told
+    assert "expected a daemon that reads format 1, found formats (7,)" in told
 
 
 @pytest.mark.parametrize("content_range", ["bytes 0-9/10", "bytes 5-8/9", "bytes 5-9/*", "5-9/10", ""])

@@ -35,7 +35,6 @@ from deltad.delta.backend import choose
 from deltad.delta.codec import EdgeEncoder, sum_weights
 from deltad.delta.digest import pack_sums, root_of
 from deltad.delta.encoding import encode
-from deltad.delta.coding import CODERS
 from deltad.delta.layout import Layout
 from deltad.delta.manifest import EdgeKind, Manifest, State, make_pages
 from deltad.limits import Limits
@@ -153,7 +152,7 @@ class Region(MemoryOperations):
             target=State(parse_version(after.info.version), bytes.fromhex(after.info.root)),
             sums=pack_sums(encoder.sums),
             pages=tuple(ref for ref, _ in pages),
-            coders=tuple(sorted(CODERS)),
+            coders=encoder.coders,
             changed=int(encoder.changed.sum()),
             elements=layout.elements,
             chunk_bytes=sum(chunk.ref.size for chunk in chunks),

@@ -108,7 +108,7 @@ def test_ties_survive_the_move_out_of_the_file(engine: TransformersEngine) -> No
 
 def test_a_directory_that_holds_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ReplicaError, match="expected one that transformers loads"):
-        load(tmp_path, Layout(0, ()), V0)
+        load(tmp_path, Layout(1, ()), V0)
 
 
 @pytest.mark.parametrize(

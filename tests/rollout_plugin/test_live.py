@@ -17,7 +17,7 @@ from rollout_plugin.apply.live import DTYPE_NAMES, LiveWeights
 
 
 def layout(*specs: TensorSpec) -> Layout:
-    return Layout(0, tuple(sorted(specs, key=lambda spec: spec.name)))
+    return Layout(1, tuple(sorted(specs, key=lambda spec: spec.name)))
 
 
 class Holder(torch.nn.Module):

@@ -14,7 +14,7 @@ from deltad.client.messages import NextReply, ReplicaReport, ReplicaState
 from deltad.delta.backend import Changes, Lanes
 from deltad.delta.backend.numpy import NumpyBackend
 from deltad.delta.codec import sum_weights
-from deltad.delta.digest import pack_sums
+from deltad.delta.digest import U64, pack_sums
 from deltad.delta.encoding import sha256
 from deltad.delta.layout import FileSpec, Layout, TensorSpec
 from deltad.errors import NotFoundError, UnavailableError
@@ -35,11 +35,11 @@ class FailingBackend(NumpyBackend):
         self.failing = failing
         self.applied = 0
 
-    def apply(self, target: Lanes, changes: Changes, dtype: DType) -> tuple[Lanes, Lanes]:
+    def apply(self, target: Lanes, changes: Changes, dtype: DType, seed: int) -> tuple[Lanes, U64]:
         self.applied += 1
         if self.applied in self.failing:
             raise MemoryError(f"application {self.applied}")
-        return super().apply(target, changes, dtype)
+        return super().apply(target, changes, dtype, seed)
 
 
 def fenced(report: ReplicaReport) -> bool:
@@ -298,7 +298,7 @@ def test_a_version_of_another_layout_fences_the_replica_which_says_why(
     replica = start_replica()
     before = region.history[0]
     region.await_verified(before)
-    extra = Layout(0, (*before.layout.tensors, TensorSpec("zz", "BF16", (4,))), before.layout.files)
+    extra = Layout(1, (*before.layout.tensors, TensorSpec("zz", "BF16", (4,))), before.layout.files)
     weights = ArrayWeights([*before.weights.copy().arrays, np.zeros(4, np.uint16)])
     region.publish(extra, weights, before.files)
     report = region.await_replica(fenced)
@@ -409,4 +409,4 @@ def with_file(held: Held, name: str, data: bytes) -> tuple[Layout, ArrayWeights,
     """A version's parts with other contents of one of its files."""
     files = {**held.files, name: data}
     specs = tuple(FileSpec(name, len(data), sha256(data)) for name, data in sorted(files.items()))
-    return Layout(0, held.layout.tensors, specs), held.weights.copy(), files
+    return Layout(1, held.layout.tensors, specs), held.weights.copy(), files

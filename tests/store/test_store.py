@@ -83,7 +83,7 @@ def test_a_lock_left_by_a_killed_daemon_is_taken_over(tmp_path: Path) -> None:
 def test_a_store_of_another_format_is_refused_by_name(tmp_path: Path) -> None:
     Store.open(tmp_path / "s").close()
     (tmp_path / "s" / "FORMAT").write_text("deltad store 7\n")
-    with pytest.raises(FormatError, match=r"deltad store 0.*deltad store 7"):
+    with pytest.raises(FormatError, match=r"deltad store 1.*deltad store 7"):
         Store.open(tmp_path / "s")
 
 

@@ -1,0 +1,205 @@
+"""Deltas are a group: they fold, invert and change their coder, and do what their parts did."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltad.delta.backend import Mode
+from deltad.delta.coding import Coder
+from deltad.delta.emit import ChunkBuilder, FrameWriter
+from deltad.delta.fold import StoredDelta, fold, invert, transcode
+from deltad.delta.frame import Rect
+from deltad.delta.layout import Layout, TensorSpec
+from deltad.delta.weights import read_segments
+from deltad.errors import FormatError, IntegrityError
+from deltad.limits import Limits
+from tests.kit.deltas import BACKEND, MODES, SMALL, applied, delta, frames, held, made
+from tests.kit.weights import ArrayWeights, layouts, weights
+
+MODEL = Layout(
+    1,
+    (
+        TensorSpec("a", "BF16", (300, 33)),
+        TensorSpec("b", "F32", (77,)),
+        TensorSpec("c", "BF16", ()),
+        TensorSpec("d", "BF16", (2, 1, 4001)),
+        TensorSpec("e", "F8_E4M3", (5, 90)),
+        TensorSpec("f", "I64", (900,)),
+        TensorSpec("g", "F4", (3, 80)),
+    ),
+)
+CUTS = [SMALL, Limits(chunk_bytes=900, frame_lanes=512), Limits(chunk_bytes=2048, frame_lanes=100)]
+"""Frames of the first and the last nest in those that SMALL plans; those of the second run across them."""
+
+
+def chain(length: int, density: float = 0.02) -> list[ArrayWeights]:
+    states = [ArrayWeights.random(MODEL)]
+    for seed in range(length):
+        states.append(states[-1].changed(density, seed))
+    return states
+
+
+def contents(stored: StoredDelta) -> list[tuple[object, ...]]:
+    """Everything that the frames say but their checks."""
+    return [(f.header.coder, f.header.rects, f.header.changed, f.streams) for f in frames(stored, MODEL)]
+
+
+@given(st.data())
+def test_a_fold_does_what_its_parts_did_one_after_the_other(data: st.DataObject) -> None:
+    layout = data.draw(layouts())
+    a, b, c = (data.draw(weights(layout)) for _ in range(3))
+    joined = made(fold(delta(layout, a, b), delta(layout, b, c), layout, BACKEND, limits=SMALL))
+    assert applied(joined, layout, a).equals(c)
+
+
+@given(st.data())
+def test_folding_is_associative(data: st.DataObject) -> None:
+    layout = data.draw(layouts())
+    states = [data.draw(weights(layout)) for _ in range(4)]
+    ab, bc, cd = (delta(layout, states[i], states[i + 1]) for i in range(3))
+    early = made(fold(made(fold(ab, bc, layout, BACKEND, limits=SMALL)), cd, layout, BACKEND, limits=SMALL))
+    late = made(fold(ab, made(fold(bc, cd, layout, BACKEND, limits=SMALL)), layout, BACKEND, limits=SMALL))
+    assert list(early.data()) == list(late.data())
+
+
+@given(st.data())
+def test_an_inverse_undoes_and_the_fold_with_it_changes_nothing(data: st.DataObject) -> None:
+    layout = data.draw(layouts())
+    a = data.draw(weights(layout))
+    b = a.changed(0.1) if data.draw(st.booleans()) else data.draw(weights(layout))
+    forth = delta(layout, a, b)
+    if any(frame.header.coder == Coder.RAW for frame in frames(forth, layout)):
+        with pytest.raises(FormatError, match="raw"):
+            made(invert(forth, layout, BACKEND, limits=SMALL))
+        return
+    back = made(invert(forth, layout, BACKEND, limits=SMALL))
+    assert applied(back, layout, b).equals(a)
+    assert list(fold(forth, back, layout, BACKEND, limits=SMALL).chunks()) == []
+    assert list(fold(back, forth, layout, BACKEND, limits=SMALL).chunks()) == []
+
+
+@given(st.data(), st.sampled_from(MODES), st.sampled_from(MODES))
+def test_a_transcoded_delta_does_the_same_in_the_other_coder(data: st.DataObject, before: Mode, after: Mode) -> None:
+    layout = data.draw(layouts())
+    a, b = data.draw(weights(layout)), data.draw(weights(layout))
+    original = delta(layout, a, b, mode=before)
+    other = made(transcode(original, layout, a, BACKEND, after, limits=SMALL))
+    assert applied(other, layout, a).equals(b)
+    assert list(other.data()) == list(delta(layout, a, b, mode=after).data())
+
+
+@pytest.mark.parametrize("second", CUTS)
+@pytest.mark.parametrize("first", CUTS)
+def test_deltas_whose_frames_are_cut_differently_fold(first: Limits, second: Limits) -> None:
+    a, b, c = chain(2)
+    parts = delta(MODEL, a, b, limits=first), delta(MODEL, b, c, limits=second)
+    joined = made(fold(*parts, MODEL, BACKEND, limits=SMALL))
+    assert applied(joined, MODEL, a).equals(c)
+    if not any(frame.header.coder == Coder.RAW for part in parts for frame in frames(part, MODEL)):
+        assert contents(joined) == contents(delta(MODEL, a, c))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("before", MODES)
+def test_beside_the_base_deltas_of_any_coder_fold_to_what_would_have_been_encoded(before: Mode, mode: Mode) -> None:
+    a, b, c = chain(2)
+    first = delta(MODEL, a, b, mode=before, limits=CUTS[1])
+    second = delta(MODEL, b, c, mode="mid")
+    joined = made(fold(first, second, MODEL, BACKEND, base=a, mode=mode, limits=SMALL))
+    assert list(joined.data()) == list(delta(MODEL, a, c, mode=mode).data())
+
+
+def test_a_fold_is_checked_where_it_covers_all_that_it_was_made_of_and_nowhere_else() -> None:
+    a, b, c = chain(2)
+    nested = made(fold(delta(MODEL, a, b), delta(MODEL, b, c, limits=CUTS[2]), MODEL, BACKEND, limits=SMALL))
+    assert [f.header.check for f in frames(nested, MODEL)] == [
+        f.header.check for f in frames(delta(MODEL, a, c), MODEL)
+    ]
+    across = made(fold(delta(MODEL, a, b), delta(MODEL, b, c, limits=CUTS[1]), MODEL, BACKEND, limits=SMALL))
+    assert {len(frame.header.check) for frame in frames(across, MODEL)} == {0, 16}
+
+
+def test_a_checked_fold_refuses_another_base_before_it_writes() -> None:
+    a, b, c = chain(2)
+    joined = made(fold(delta(MODEL, a, b), delta(MODEL, b, c), MODEL, BACKEND, limits=SMALL))
+    with pytest.raises(IntegrityError, match="another base"):
+        applied(joined, MODEL, ArrayWeights.random(MODEL, 5))
+
+
+def test_raw_frames_fold_with_what_follows_and_swallow_what_came_before() -> None:
+    a, b, c = ArrayWeights.random(MODEL, 1), ArrayWeights.random(MODEL, 2), ArrayWeights.random(MODEL, 2).changed(0.01)
+    raw, blind = delta(MODEL, a, b), delta(MODEL, b, c)
+    assert Coder.RAW in {frame.header.coder for frame in frames(raw, MODEL)}
+    assert applied(made(fold(raw, blind, MODEL, BACKEND, limits=SMALL)), MODEL, a).equals(c)
+    back = delta(MODEL, c, b)
+    other = delta(MODEL, b, ArrayWeights.random(MODEL, 3))
+    assert applied(made(fold(back, other, MODEL, BACKEND, limits=SMALL)), MODEL, c).equals(
+        ArrayWeights.random(MODEL, 3)
+    )
+
+
+def test_frames_raw_and_blind_that_run_across_each_other_fold() -> None:
+    a, b = chain(1)
+    c = b.copy()
+    c.arrays[0][300:5000] = ArrayWeights.random(MODEL, 7).arrays[0][300:5000]
+    first = delta(MODEL, a, b, limits=CUTS[1])
+    second = delta(MODEL, b, c)
+    assert {Coder.RAW, Coder.BLIND} <= {frame.header.coder for frame in frames(second, MODEL)}
+    assert applied(made(fold(first, second, MODEL, BACKEND, limits=SMALL)), MODEL, a).equals(c)
+    d = c.changed(0.02, 9)
+    third = delta(MODEL, c, d, limits=CUTS[1])
+    assert applied(made(fold(second, third, MODEL, BACKEND, limits=SMALL)), MODEL, b).equals(d)
+
+
+def test_rectangles_that_are_no_runs_fold_invert_and_transcode() -> None:
+    layout = Layout(1, (TensorSpec("w", "BF16", (20, 6, 10)), TensorSpec("x", "BF16", (50,))))
+    a = ArrayWeights.random(layout)
+    b = a.copy()
+    inside = b.arrays[0].reshape(20, 6, 10)[3:17, 1:4, 2:9]
+    inside[:, 1, ::3] += np.uint16(2)
+    rects = (Rect(0, (3, 1, 2), (14, 3, 7)),)
+    first = rectangles(layout, rects, a, b)
+    assert applied(first, layout, a).equals(b)
+    back = made(invert(first, layout, BACKEND, limits=SMALL))
+    assert applied(back, layout, b).equals(a)
+    c = b.changed(0.05)
+    assert applied(made(fold(first, delta(layout, b, c), layout, BACKEND, limits=SMALL)), layout, a).equals(c)
+    dense = made(transcode(first, layout, a, BACKEND, "dense", limits=SMALL))
+    assert {frame.header.rects for frame in frames(dense, layout)} == {rects}
+    assert applied(dense, layout, a).equals(b)
+    assert list(made(transcode(dense, layout, a, BACKEND, "blind", limits=SMALL)).data()) == list(first.data())
+
+
+def rectangles(
+    layout: Layout, rects: tuple[Rect, ...], base: ArrayWeights, target: ArrayWeights, mode: Mode = "blind"
+) -> StoredDelta:
+    """A delta of one frame over `rects`."""
+    writer = FrameWriter(layout, BACKEND, mode, SMALL)
+    old, new = read_segments(base, rects, layout), read_segments(target, rects, layout)
+    builder = ChunkBuilder(SMALL.chunk_bytes)
+    for frame in writer.delta(rects, old, new, writer.encode(rects, old, new)):
+        list(builder.add(frame))
+    return held(builder.flush())
+
+
+def test_what_is_coded_by_context_is_not_folded_or_inverted_without_its_base() -> None:
+    a, b, c = chain(2)
+    dense, blind = delta(MODEL, a, b, mode="dense"), delta(MODEL, b, c)
+    for refused in (fold(dense, blind, MODEL, BACKEND, limits=SMALL), fold(blind, dense, MODEL, BACKEND, limits=SMALL)):
+        with pytest.raises(FormatError, match="the base beside a frame of the context coder"):
+            made(refused)
+    with pytest.raises(FormatError, match="a context frame; transcode it"):
+        made(invert(dense, MODEL, BACKEND, limits=SMALL))
+    with pytest.raises(ValueError, match="takes the base"):
+        fold(blind, blind, MODEL, BACKEND, mode="mid")
+
+
+def test_a_delta_that_was_made_counts_what_it_changes_and_names_its_coders() -> None:
+    a, b, c = chain(2)
+    result = fold(delta(MODEL, a, b), delta(MODEL, b, c), MODEL, BACKEND, limits=SMALL)
+    list(result.chunks())
+    assert result.changed == sum(int((x != y).sum()) for x, y in zip(a.arrays, c.arrays, strict=True))
+    assert result.coders == (Coder.BLIND,)

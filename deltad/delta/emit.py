@@ -75,13 +75,7 @@ class FrameWriter:
         """
         if encoded is None:
             return
-        if checks is not None:
-            check = checks(rects)
-        elif all_contiguous(rects, self.layout):
-            check = pack_sums(encoded.sums.sum(axis=0, dtype=np.uint64))
-        else:
-            check = pack_sums(_share_of_changes(rects, old, new, self.layout))
-        frame = self._write(rects, encoded.coding, check, encoded.streams)
+        frame = self.coded(rects, old, new, encoded, checks)
         if checks is None and len(frame.data) >= sum(segment.nbytes for segment in new):
             frame = self._raw_frame(rects, new)
         if self._fits(frame):
@@ -90,6 +84,23 @@ class FrameWriter:
         for half, start, end in halves(rects):
             before, after = cut_segments(old, start, end), cut_segments(new, start, end)
             yield from self.delta(half, before, after, self.encode(half, before, after), checks)
+
+    def coded(
+        self,
+        rects: tuple[Rect, ...],
+        old: Segments,
+        new: Segments,
+        encoded: EncodedFrame,
+        checks: Checks | None = None,
+    ) -> WrittenFrame:
+        """The one frame that `encoded` is, whatever its size."""
+        if checks is not None:
+            check = checks(rects)
+        elif all_contiguous(rects, self.layout):
+            check = pack_sums(encoded.sums.sum(axis=0, dtype=np.uint64))
+        else:
+            check = pack_sums(_share_of_changes(rects, old, new, self.layout))
+        return self._write(rects, encoded.coding, check, encoded.streams)
 
     def raw(self, rects: tuple[Rect, ...], new: Segments) -> Iterator[WrittenFrame]:
         """The frames that hold `new` as it is."""

@@ -44,7 +44,7 @@ class NumpyBackend:
         else:
             table = plan(sample(old, new, dtype), lanes, mode)
             coding = Coding(Coder.CONTEXT, lanes, changed, table.small, table.starts, table.marked)
-            streams = _context_streams(coding, old, new, dtype)
+            streams = context_streams(coding, old, new, dtype)
         return EncodedFrame(coding, counts, sums, streams)
 
     def decode(self, coding: Coding, streams: Sequence[Stream], base: Segments | None, dtype: DType) -> Changes:
@@ -123,7 +123,8 @@ def _blind_streams(moved: Sequence[Positions], old: Segments, new: Segments, dty
     return [*encode_gaps(ranks), *encode_values(np.concatenate(codes), dtype)]
 
 
-def _context_streams(coding: Coding, old: Segments, new: Segments, dtype: DType) -> list[Stream]:
+def context_streams(coding: Coding, old: Segments, new: Segments, dtype: DType) -> list[Stream]:
+    """The streams of a context frame, for any class table."""
     ranks: list[list[Positions]] = [[np.empty(0, np.int64)] for _ in range(coding.classes)]
     codes: list[list[Lanes]] = [[np.empty(0, UNSIGNED[dtype.lane_bytes])] for _ in range(coding.classes)]
     for index, was, now, rank in _class_windows(coding, old, new, dtype):

@@ -1,0 +1,1 @@
+"""The numba backend. Importing it costs what importing numba costs; `deltad.delta.backend.choose` does it late."""

@@ -1,0 +1,167 @@
+"""The numba backend: `deltad.delta.backend.Backend` by compiled kernels, on one thread per frame.
+
+Equal to the numpy reference in every byte and every refusal. All scratch is the calling thread's own, and
+kernels let go of the GIL, so that threads work on frames side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from deltad.delta.backend import UNSIGNED, Changes, EncodedFrame, Lanes, Mode, Place, Segments, Stream
+from deltad.delta.backend.numba.decoding import apply_changes, compose_blind, decode_context, write_lanes
+from deltad.delta.backend.numba.encoding import encode, histogram
+from deltad.delta.backend.numba.job import (
+    COMPOSE,
+    COUNT,
+    LANES_OUT,
+    MANTISSA,
+    POSITIONS,
+    SAMPLE_PERIOD,
+    SAMPLE_RUN,
+    SUM_A,
+    SUM_B,
+    Job,
+    address,
+    keys_address,
+    like,
+)
+from deltad.delta.backend.numba.streams import Input, Output
+from deltad.delta.backend.numba.sums import sum_bytes
+from deltad.delta.classes import RUN_LANES, Histogram, plan, run_stride
+from deltad.delta.coding import MANTISSA_BITS, Coder, Coding, exponents
+from deltad.delta.difference import from_codes
+from deltad.delta.digest import U64, zero_sum
+from deltad.delta.backend.numpy import check_sums
+from deltad.errors import FormatError
+from deltad.types import DTYPES, DType
+
+_PREFETCHED = 64  # entries beyond the last position that a kernel looks at
+
+
+class NumbaBackend:
+    """Implements `deltad.delta.backend.Backend`."""
+
+    name = "numba"
+
+    def encode(
+        self, old: Segments, new: Segments, places: Sequence[Place], dtype: DType, mode: Mode
+    ) -> EncodedFrame | None:
+        lanes = sum(segment.size for segment in old)
+        coding = Coding(Coder.BLIND, lanes, 0)
+        if mode != "blind" and exponents(dtype):
+            table = plan(sample(old, new, dtype), lanes, mode)
+            coding = Coding(Coder.CONTEXT, lanes, 0, table.small, table.starts, table.marked)
+        job = Job(coding, dtype, old, new, places)
+        output = Output(job)
+        while not encode(job.address, like(dtype)):
+            output.enlarge()
+        counts = job.segments[:, COUNT].astype(np.int64)
+        changed = int(counts.sum())
+        if not changed:
+            return None
+        coding = Coding(coding.coder, lanes, changed, coding.small, coding.starts, coding.marked)
+        return EncodedFrame(coding, counts, job.sums, output.streams())
+
+    def decode(self, coding: Coding, streams: Sequence[Stream], base: Segments | None, dtype: DType) -> Changes:
+        given = Input(coding, streams, dtype)
+        if coding.coder is not Coder.CONTEXT:
+            positions = given.marks[0][:-1].astype(np.int64)
+            _check_changed(coding, positions.size)
+            given.check_count(0, positions.size)
+            return Changes(positions, from_codes(given.values(0)[: positions.size], dtype))
+        assert base is not None, "context frames are decoded beside their base"
+        job = Job(coding, dtype, base, None, [])
+        found, differences = _decode(job, coding, given, composes=False)
+        firsts = np.cumsum([0, *(segment.size for segment in base)])[:-1]
+        positions = found + np.repeat(firsts, job.segments[:, COUNT].astype(np.int64))
+        order = np.argsort(positions, kind="stable")
+        return Changes(positions[order], differences[order])
+
+    def apply(self, target: Lanes, changes: Changes, dtype: DType, seed: int) -> tuple[Lanes, U64]:
+        positions, differences = np.ascontiguousarray(changes.positions), np.ascontiguousarray(changes.differences)
+        if positions.size and not 0 <= positions[0] <= positions[-1] < target.size:
+            raise ValueError(f"positions {positions[0]} to {positions[-1]} in {target.size} lanes")
+        job = Job(Coding(Coder.BLIND, target.size, positions.size), dtype, [target], None, [Place(seed, 0)])
+        old = np.empty(positions.size, UNSIGNED[dtype.lane_bytes])
+        apply_changes(
+            job.address,
+            np.uint64(address(positions)),
+            np.uint64(address(differences)),
+            np.uint64(address(old)),
+            np.uint64(target.strides[0] % 2**64),
+            like(dtype),
+        )
+        return old, job.sums[0]
+
+    def decode_apply(  # noqa: PLR0917
+        self,
+        coding: Coding,
+        check: U64,
+        streams: Sequence[Stream],
+        target: Segments,
+        places: Sequence[Place],
+        dtype: DType,
+    ) -> U64:
+        job = Job(coding, dtype, target, None, places)
+        _decode(job, coding, Input(coding, streams, dtype), composes=True)
+        check_sums(job.sums, check)
+        write_lanes(job.address, like(dtype))
+        return job.sums
+
+    def sum(self, data: npt.NDArray[np.uint8], offset: int, seed: int) -> U64:
+        sums = zero_sum()
+        numbers = (address(data), data.size, offset, seed, keys_address(), address(sums))
+        sum_bytes(*(np.uint64(number) for number in numbers))
+        return sums
+
+
+def _decode(job: Job, coding: Coding, given: Input, *, composes: bool) -> tuple[npt.NDArray[np.uint32], Lanes]:
+    """Changes by segment: positions within it, and new lanes or plain differences. Raises FormatError."""
+    positions = np.zeros(coding.changed + _PREFETCHED, np.uint32)
+    lanes = np.empty(coding.changed + _PREFETCHED, UNSIGNED[job.dtype.lane_bytes])
+    job.words[POSITIONS], job.words[LANES_OUT] = address(positions), address(lanes)
+    job.words[COMPOSE] = composes
+    given.give_to(job)
+    if coding.coder is Coder.CONTEXT:
+        fits = decode_context(job.address, like(job.dtype))
+    else:
+        marked = given.marks[0].size - 1
+        _check_changed(coding, marked)
+        given.check_count(0, marked)
+        fits = compose_blind(job.address, like(job.dtype))
+    if not fits:
+        raise FormatError(
+            "frame",
+            expected="ranks and values that fit the classes of the base",
+            found="others",
+            hint="it was made for another base, or is damaged",
+        )
+    given.check_used(job)
+    _check_changed(coding, int(job.segments[:, COUNT].sum()))
+    job.held += (positions, lanes)
+    return positions[: coding.changed], lanes[: coding.changed]
+
+
+def _check_changed(coding: Coding, found: int) -> None:
+    if found != coding.changed:
+        raise FormatError("frame", expected=f"{coding.changed} changes", found=str(found))
+
+
+def sample(old: Segments, new: Segments, dtype: DType) -> Histogram:
+    """Equal to `deltad.delta.classes.sample`."""
+    lanes = sum(segment.size for segment in old)
+    job = Job(Coding(Coder.BLIND, lanes, 0), dtype, old, new, [])
+    job.words[SAMPLE_PERIOD], job.words[SAMPLE_RUN] = RUN_LANES * run_stride(lanes), RUN_LANES
+    job.words[MANTISSA] = MANTISSA_BITS[dtype.name]
+    tables = np.zeros((4, exponents(dtype)), np.uint64)
+    histogram(job.address, like(dtype), tables)
+    counted = tables.sum(axis=0, dtype=np.uint64)
+    # A frame has at most 2^30 lanes, so no half runs over.
+    low = counted & np.uint64(0xFFFFFFFF)
+    return Histogram(low.astype(np.int64), (counted >> np.uint64(32)).astype(np.int64))
+
+

@@ -1,0 +1,190 @@
+"""What a kernel is told: words in memory that Python fills in and kernels read and carry forward.
+
+A job is one frame's coding or decoding: an array of u64 with the columns below, which points to a table
+of segments, a table of classes and the scratch. Kernels get its address alone. One object here owns all
+memory that a job points to, so nothing is freed under a kernel.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deltad.delta.backend import UNSIGNED, Lanes, Place, Segments
+from deltad.delta.coding import MANTISSA_BITS, Coder, Coding, exponents
+from deltad.delta.digest import cell_keys
+from deltad.types import Difference, DType
+
+Words = npt.NDArray[np.uint64]
+
+BLOCK = 8192
+"""Lanes that are worked on at a time: old and new bfloat16 fill a first-level cache of 32 KiB."""
+GROUPS = BLOCK // 64
+SLACK = 64
+"""Entries that scratch and streams have beyond what is counted: kernels write a little further."""
+
+# Columns of a job.
+(
+    SCRATCH,
+    KEYS,
+    SEGMENTS,
+    SEGMENT_COUNT,
+    SEGMENT,  # the segment and
+    LANE,  # the lane in it that a paused kernel goes on from
+    CLASSES,
+    CLASS_COUNT,
+    SMALL,  # the number of small classes, which come first
+    SMALL_SPAN,  # magnitudes below are in small classes
+    WAITING,  # lanes of small classes that wait in the scratch
+    XOR,  # not 0: differences are XOR; else
+    FLIP,  # the bits that are flipped in negative lanes
+    ADJUST,  # all ones: differences change their sign with the old lane
+    FULL,  # the mask of a whole lane
+    SIGN,  # the position of its highest bit
+    POSITIONS,  # decoded changes: where
+    LANES_OUT,  # and to what, or by what
+    DECODED,  # their number so far
+    CHANGED,  # and the number that there must be
+    COMPOSE,  # not 0: LANES_OUT gets new lanes, else plain differences
+    SAMPLE_PERIOD,  # of the frame's lanes, those below SAMPLE_RUN modulo this are sampled
+    SAMPLE_RUN,
+    MANTISSA,  # the bits of a lane below its exponent
+) = range(24)
+
+# Columns of a segment.
+OLD, NEW, LANES, SEED, START, COUNT, SUM_A, SUM_B = range(8)
+SEGMENT_COLUMNS = 8
+
+# Columns of a class: what it is, and then what coding or decoding carries from block to block.
+(
+    FIRST,  # its first magnitude
+    SPAN,  # and how many it has
+    UNCHANGED,  # all ones: its marked lanes are the unchanged ones
+    RANKS,  # lanes of it so far
+    NEXT,  # the rank after the last marked one
+    SYMBOLS,  # where the next gap symbol goes; so on
+    BITS,
+    HELD,  # gap bits that do not fill a byte yet
+    FILLED,  # and how many those are
+    VALUES,
+    SYMBOLS_END,
+    BITS_END,
+    VALUES_END,
+    MARKS,  # decoding: where the next marked rank is; behind the last one is one beyond all lanes
+    MARKS_END,
+) = range(15)
+CLASS_COLUMNS = 16
+
+# Offsets in the scratch, in bytes. All areas of lanes are large enough for the widest.
+_LANES = (BLOCK + SLACK) * 8
+_MASKS = (GROUPS + SLACK) * 8
+_INDICES = (BLOCK + SLACK) * 4
+_GROUPS = (GROUPS + SLACK) * 4
+BLOCK_OLD, BLOCK_NEW, SMALL_OLD, SMALL_NEW, CHANGED_OLD, CHANGED_NEW, CODES = (n * _LANES for n in range(7))
+DIFFER, MEMBERS, MASKS = (7 * _LANES + n * _MASKS for n in range(3))
+FOUND, RANKS_FOUND, SMALL_FOUND = (7 * _LANES + 3 * _MASKS + n * _INDICES for n in range(3))
+STARTS, BUSY, MARKED_BUSY = (7 * _LANES + 3 * _MASKS + 3 * _INDICES + n * _GROUPS for n in range(3))
+SCRATCH_BYTES = 7 * _LANES + 3 * _MASKS + 3 * _INDICES + 3 * _GROUPS
+
+
+class _Local(threading.local):
+    """One scratch per thread, so that frames of several threads never meet."""
+
+    def __init__(self) -> None:
+        self.scratch = np.zeros(SCRATCH_BYTES, np.uint8)
+
+
+_local = _Local()
+
+
+def packed_keys() -> Words:
+    """The cell keys of both sums, one word a cell, and the first again behind the last: shape [16385]."""
+    keys = cell_keys()
+    packed = keys[0] | keys[1] << np.uint64(32)
+    return np.append(packed, packed[:1])
+
+
+_KEYS = packed_keys()
+
+
+def address(array: npt.NDArray[Any]) -> int:
+    return int(array.ctypes.data)
+
+
+def keys_address() -> int:
+    return address(_KEYS)
+
+
+def like(dtype: DType) -> Lanes:
+    """An array whose type tells a kernel how wide lanes are."""
+    return _LIKE[dtype.lane_bytes]
+
+
+_LIKE = {width: np.zeros(1, kind) for width, kind in UNSIGNED.items()}
+
+
+class Job:
+    """The tables of one job. `old` and `new` are the frame's segments; `new` is absent when decoding."""
+
+    def __init__(
+        self, coding: Coding, dtype: DType, old: Segments, new: Segments | None, places: Sequence[Place]
+    ) -> None:
+        self.held: tuple[object, ...] = (old, new, _local.scratch)
+        self.dtype = dtype
+        self.segments = np.zeros((len(old), SEGMENT_COLUMNS), np.uint64)
+        for i, lanes in enumerate(old):
+            self.segments[i, OLD] = address(lanes)
+            self.segments[i, NEW] = address(new[i]) if new is not None else 0
+            self.segments[i, LANES] = lanes.size
+        for i, place in enumerate(places):
+            self.segments[i, SEED], self.segments[i, START] = place.seed, place.start
+        self.classes = np.zeros((coding.classes, CLASS_COLUMNS), np.uint64)
+        self.words = np.zeros(32, np.uint64)
+        bits = 8 * dtype.lane_bytes
+        full = (1 << bits) - 1
+        context = coding.coder is Coder.CONTEXT
+        self._set(
+            {
+                SCRATCH: address(_local.scratch),
+                KEYS: address(_KEYS),
+                SEGMENTS: address(self.segments),
+                SEGMENT_COUNT: len(old),
+                CLASSES: address(self.classes),
+                CLASS_COUNT: coding.classes,
+                SMALL: coding.small,
+                XOR: dtype.difference is Difference.XOR,
+                FLIP: full >> 1 if dtype.difference is Difference.LINE else 0,
+                ADJUST: (1 << 64) - 1 if context else 0,
+                FULL: full,
+                SIGN: bits - 1,
+                CHANGED: coding.changed,
+            }
+        )
+        if context:
+            self._set_classes(coding, dtype)
+
+    def _set(self, words: dict[int, int]) -> None:
+        for column, value in words.items():
+            self.words[column] = value
+
+    def _set_classes(self, coding: Coding, dtype: DType) -> None:
+        mantissa = MANTISSA_BITS[dtype.name]
+        bounds = [start << mantissa for start in (*coding.starts, exponents(dtype))]
+        for index, (first, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            self.classes[index, FIRST] = first
+            self.classes[index, SPAN] = end - first
+            self.classes[index, UNCHANGED] = (1 << 64) - 1 if coding.codes_unchanged(index) else 0
+        self.words[SMALL_SPAN] = bounds[coding.small]
+
+    @property
+    def sums(self) -> Words:
+        """What the changes add to the sums of their tensors, shape [segments, 2]."""
+        return self.segments[:, SUM_A : SUM_B + 1].copy()
+
+    @property
+    def address(self) -> np.uint64:
+        return np.uint64(address(self.words))

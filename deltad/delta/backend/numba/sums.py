@@ -1,0 +1,122 @@
+"""The element sum: over bytes at any offset, and over changes as they pass.
+
+See `deltad.delta.digest` for what it is. Keys come as one u64 a cell: the first sum's in its low half,
+the second sum's in its high half.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from deltad.delta.backend.numba.bits import Array, Word, lane_width, load8, load32, load64, load_lane, store64
+from deltad.delta.backend.numba.compiling import kernel, part, phase
+from deltad.delta.backend.numba.job import SEED, START, SUM_A, SUM_B
+
+_0, _1, _2, _3, _4, _8 = (np.uint64(n) for n in (0, 1, 2, 3, 4, 8))
+_16, _27, _30, _31, _32 = (np.uint64(n) for n in (16, 27, 30, 31, 32))
+_LOW = np.uint64(0xFFFF_FFFF)
+_CELL = np.uint64((1 << 14) - 1)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_A = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_B = np.uint64(0x94D049BB133111EB)
+
+
+@part
+def _mix(word: Word) -> Word:
+    word = (word ^ (word >> _30)) * _MIX_A
+    word = (word ^ (word >> _27)) * _MIX_B
+    return word ^ (word >> _31)
+
+
+@part
+def _multiplier(seed: Word, lane: Word, block: Word) -> Word:
+    """R: the odd factor of a block of 16,384 cells."""
+    return _mix(_mix(seed + lane * _GOLDEN) + block) | _1
+
+
+@part
+def _shares(
+    found: Word, first: Word, last: Word, old: Word, new: Word, start: Word, keys: Word, like: Array
+) -> tuple[Word, Word]:
+    """Both sums' shares of some changes within one block, before its multipliers."""
+    width = lane_width(like)
+    a, b = _0, _0
+    for j in range(first, last):
+        at = (start + load32(found, j)) * width
+        cell = (at >> _2) & _CELL
+        key = load64(keys, cell)
+        before, after = load_lane(old, j, like), load_lane(new, j, like)
+        if width == _8:
+            low = (after & _LOW) - (before & _LOW)
+            high = (after >> _32) - (before >> _32)
+            upper = load64(keys, cell + _1)
+            a += low * (key & _LOW) + high * (upper & _LOW)
+            b += low * (key >> _32) + high * (upper >> _32)
+        else:
+            delta = (after - before) << ((at & _3) << _3)
+            a += delta * (key & _LOW)
+            b += delta * (key >> _32)
+    return a, b
+
+
+@phase
+def add_changes(
+    found: Word, count: Word, old: Word, new: Word, lane: Word, segment: Word, keys: Word, like: Array
+) -> None:
+    """Add to a segment's sums what its ascending lanes `lane + found[j]` add by going from `old[j]` to `new[j]`."""
+    width = lane_width(like)
+    seed, start = load64(segment, SEED), load64(segment, START) + lane
+    done = np.uint64(0)
+    while done < count:
+        block = ((start + load32(found, done)) * width) >> _16
+        beyond = ((block + _1) << _16) // width - start
+        stop = count
+        if load32(found, count - _1) >= beyond:
+            stop = done + _1
+            while load32(found, stop) < beyond:
+                stop += _1
+        a, b = _shares(found, done, stop, old, new, start, keys, like)
+        store64(segment, SUM_A, load64(segment, SUM_A) + a * _multiplier(seed, _0, block))
+        store64(segment, SUM_B, load64(segment, SUM_B) + b * _multiplier(seed, _1, block))
+        done = stop
+
+
+@part
+def _partial_cell(data: Word, count: Word, lead: Word) -> Word:
+    """The cell that has `count` bytes at `data` from its byte `lead` on, and zeros."""
+    cell = np.uint64(0)
+    for j in range(count):
+        cell |= load8(data, j) << ((lead + j) << _3)
+    return cell
+
+
+@part
+def _whole_cells(data: Word, count: Word, keys: Word) -> tuple[Word, Word]:
+    a, b = _0, _0
+    for j in range(count):
+        value, key = load32(data, j), load64(keys, j)
+        a += value * (key & _LOW)
+        b += value * (key >> _32)
+    return a, b
+
+
+@kernel
+def sum_bytes(data: Word, size: Word, offset: Word, seed: Word, keys: Word, sums: Word) -> None:
+    """Add to two sums the share of `size` bytes at `data`, which lie at `offset` of their tensor."""
+    end = offset + size
+    while offset < end:
+        block = offset >> _16
+        room = min(end, (block + _1) << _16) - offset
+        lead = offset & _3
+        cell = (offset >> _2) & _CELL
+        if lead != _0 or room < _4:
+            count = min(_4 - lead, room)
+            value, key = _partial_cell(data, count, lead), load64(keys, cell)
+            a, b = value * (key & _LOW), value * (key >> _32)
+        else:
+            count = room & ~_3
+            a, b = _whole_cells(data, room >> _2, keys + (cell << _3))
+        store64(sums, _0, load64(sums, _0) + a * _multiplier(seed, _0, block))
+        store64(sums, _1, load64(sums, _1) + b * _multiplier(seed, _1, block))
+        data += count
+        offset += count

@@ -27,15 +27,14 @@ from typing import get_args
 import numpy as np
 
 from bench import pairs, rivals, slices
-from bench.frames import Frames, checked, delta_bytes, full_digest
+from bench.frames import Frames, backend, checked, delta_bytes, full_digest
 from bench.harness import ROOT, Measurement, Spec, median_of, skipped
 from bench.pairs import FRESH, PAIRS, Pair, States
 from bench.peers import Cwtrain, PeerMissingError
 from bench.subject import Memory, Subject, write_checkpoint
 from bench.timing import OWN_THREAD, RUNS, WALL, compare, halves, on_two_threads, rate_ratios, seconds
 from deltad.checkpoint import open_checkpoint
-from deltad.delta.backend import Backend, Mode, choose
-from deltad.errors import ConfigError
+from deltad.delta.backend import Backend, Mode
 
 PATHS = (
     "deltad/delta",
@@ -131,7 +130,7 @@ class Sizes:
 def measure(quick: bool) -> Iterator[Measurement]:
     """All rows. Needs numba for the rates, and for sizes only time."""
     fast, why_not = fast_backend()
-    yield from _sizes(fast or choose("numpy"), quick=quick)
+    yield from _sizes(fast or backend("numpy"), quick=quick)
     names = [spec.name for spec in SPECS[_first_rate() :]]
     try:
         states = _rates_states(quick=quick)
@@ -152,8 +151,8 @@ def measure(quick: bool) -> Iterator[Measurement]:
 def fast_backend() -> tuple[Backend | None, str]:
     """numba's backend, or why there is none."""
     try:
-        return choose("numba"), ""
-    except (ConfigError, ImportError) as error:
+        return backend("numba"), ""
+    except ImportError as error:
         return None, f"there is no numba backend here: {error}"
 
 
@@ -164,7 +163,7 @@ def _first_rate() -> int:
 # Sizes.
 
 
-def _sizes(backend: Backend, *, quick: bool) -> Iterator[Measurement]:
+def _sizes(coder: Backend, *, quick: bool) -> Iterator[Measurement]:
     is_there: Callable[[Pair], bool] = slices.kept if quick else lambda pair: pairs.made(pair.run)
     if not quick:
         pairs.make(pairs.SIMULATED)
@@ -173,7 +172,7 @@ def _sizes(backend: Backend, *, quick: bool) -> Iterator[Measurement]:
     note = f"missing: {', '.join(missing)}; python -m bench.pairs make" if missing else ""
     if quick:
         note = f"slices of about 4 M weights{'; ' if note else ''}{note}"
-    every = [_sizes_of(slices.load(pair) if quick else pairs.load(pair), backend) for pair in there]
+    every = [_sizes_of(slices.load(pair) if quick else pairs.load(pair), coder) for pair in there]
     single = [sizes for sizes in every if sizes.pair.single]
     for mode in ("dense", "mid", "fast"):
         yield from _both(f"{_MODES[mode]} / dense XOR", single, partial(Sizes.against_xor, mode=mode), note)
@@ -195,12 +194,12 @@ def _sizes(backend: Backend, *, quick: bool) -> Iterator[Measurement]:
     yield _patch_from(there, quick=quick)
 
 
-def _sizes_of(states: States, backend: Backend) -> Sizes:
+def _sizes_of(states: States, coder: Backend) -> Sizes:
     subject = Subject.of(states)
     old, new = subject.states.old, subject.states.new
     return Sizes(
         states.pair,
-        {mode: delta_bytes(subject, backend, mode) for mode in get_args(Mode)},
+        {mode: delta_bytes(subject, coder, mode) for mode in get_args(Mode)},
         rivals.dense_xor(old, new),
         rivals.tensor_xor(subject.states),
         rivals.sparse_int32(subject.states),
@@ -243,12 +242,12 @@ def _rates_states(*, quick: bool) -> States:
     return slices.tile(slices.load(RATES_PAIR), QUICK_COPIES) if quick else pairs.load(RATES_PAIR)
 
 
-def _memory_rates(subject: Subject, backend: Backend, note: str) -> Iterator[Measurement]:
+def _memory_rates(subject: Subject, coder: Backend, note: str) -> Iterator[Measurement]:
     """Encode, and decode with apply, on one thread and in memory."""
     target, weights = subject.copy_of_old()
     copy = partial(np.copyto, target, subject.states.old)
     for mode, what in _MODES.items():
-        frames = Frames(subject.layout, backend, mode)
+        frames = Frames(subject.layout, coder, mode)
         encode = partial(frames.encode_all, subject.old, subject.new)
         yield median_of(f"encode / memcpy, {what}", rate_ratios(copy, encode), note=note)
         # The copy that the rate is against also brings the old state back.
@@ -259,10 +258,10 @@ def _memory_rates(subject: Subject, backend: Backend, note: str) -> Iterator[Mea
         yield median_of(f"decode and apply / memcpy, {what}", ratios, note=note)
 
 
-def _digest_rates(subject: Subject, backend: Backend, *, quick: bool) -> Iterator[Measurement]:
+def _digest_rates(subject: Subject, coder: Backend, *, quick: bool) -> Iterator[Measurement]:
     target = subject.states.old.copy()
     copy = partial(np.copyto, target, subject.states.new)
-    yield median_of("full digest / memcpy", rate_ratios(copy, full_digest(subject, backend)))
+    yield median_of("full digest / memcpy", rate_ratios(copy, full_digest(subject, coder)))
     modes: tuple[Mode, ...] = ("fast", "blind")
     if quick:
         reason = "needs kernels without the digest, whose compilation takes longer than a quick run has"
@@ -273,7 +272,7 @@ def _digest_rates(subject: Subject, backend: Backend, *, quick: bool) -> Iterato
     target, weights = subject.copy_of_old()
     with undigested() as without:
         for mode in modes:
-            frames = Frames(subject.layout, backend, mode)
+            frames = Frames(subject.layout, coder, mode)
             bare = Frames(subject.layout, without, mode, digest=False)
             written = frames.encode_all(subject.old, subject.new)
             restore = partial(np.copyto, target, subject.states.old)
@@ -286,12 +285,12 @@ def _digest_rates(subject: Subject, backend: Backend, *, quick: bool) -> Iterato
             yield median_of(f"apply with digest / without, {_MODES[mode]}", ratios[1:])
 
 
-def _thread_rates(subject: Subject, backend: Backend) -> Iterator[Measurement]:
+def _thread_rates(subject: Subject, coder: Backend) -> Iterator[Measurement]:
     old = subject.states.old
     target, weights = subject.copy_of_old()
     same = old.copy()
     # Smaller frames than the product's, so that two threads can have equal shares of a small model.
-    frames = Frames(subject.layout, backend, "fast", frame_bytes=_SHARED_FRAME_BYTES)
+    frames = Frames(subject.layout, coder, "fast", frame_bytes=_SHARED_FRAME_BYTES)
     written = [frames.encode(rects, subject.old, subject.new) for rects in frames.rects]
     with ThreadPoolExecutor(2) as pool:
 
@@ -334,18 +333,18 @@ def _scratch(size: int) -> str | None:
     return str(shared) if os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 2 * size else None
 
 
-def _file_rates(subject: Subject, backend: Backend, directory: Path) -> Iterator[Measurement]:
+def _file_rates(subject: Subject, coder: Backend, directory: Path) -> Iterator[Measurement]:
     states = subject.states
     old, new = directory / "old", directory / "new"
     offset = write_checkpoint(states.tensors, states.old, old)
     write_checkpoint(states.tensors, states.new, new)
-    yield _encode_from_files(subject, backend, old, new)
-    yield _resident_memory(old, new, backend)
+    yield _encode_from_files(subject, coder, old, new)
+    yield _resident_memory(old, new, coder)
     names = ("encode to files / cwtrain write_delta", "apply from files / cwtrain apply_delta")
     try:
         (directory / "peer").mkdir()
         with Cwtrain(old, new, directory / "peer") as peer, ThreadPoolExecutor(2) as pool:
-            ours = Published(subject, backend, directory, offset, pool)
+            ours = Published(subject, coder, directory, offset, pool)
             ours.write(old, new)
             written = [peer.write() / seconds(partial(ours.write, old, new), WALL) for _ in range(RUNS)]
             applied = [peer.apply() / seconds(ours.apply, WALL) for _ in range(RUNS)]
@@ -360,19 +359,19 @@ def _file_rates(subject: Subject, backend: Backend, directory: Path) -> Iterator
     yield median_of(names[1], applied, note="both check what they wrote; ours patches a mapped file in place")
 
 
-def _encode_from_files(subject: Subject, backend: Backend, old: Path, new: Path) -> Measurement:
-    frames = Frames(subject.layout, backend, "fast")
+def _encode_from_files(subject: Subject, coder: Backend, old: Path, new: Path) -> Measurement:
+    frames = Frames(subject.layout, coder, "fast")
     with open_checkpoint(old) as base, open_checkpoint(new) as target:
         in_memory = partial(frames.encode_all, subject.old, subject.new)
         ratios = rate_ratios(in_memory, partial(frames.encode_all, base, target), clock=OWN_THREAD)
     return median_of("encode from files / in RAM, context fast", ratios, note="files in the page cache")
 
 
-def _resident_memory(old: Path, new: Path, backend: Backend) -> Measurement:
+def _resident_memory(old: Path, new: Path, coder: Backend) -> Measurement:
     name = "resident memory above baseline"
     above = []
     for mode in ("fast", "dense", "blind"):
-        arguments = [sys.executable, "-m", "bench.memory", str(old), str(new), mode, backend.name]
+        arguments = [sys.executable, "-m", "bench.memory", str(old), str(new), mode, coder.name]
         done = subprocess.run(arguments, check=True, capture_output=True, text=True, cwd=ROOT)
         found = json.loads(done.stdout)
         above.append((found["peak"] - found["baseline"]) / 2**20)
@@ -394,9 +393,9 @@ class Published:
     """
 
     def __init__(
-        self, subject: Subject, backend: Backend, directory: Path, offset: int, pool: ThreadPoolExecutor
+        self, subject: Subject, coder: Backend, directory: Path, offset: int, pool: ThreadPoolExecutor
     ) -> None:
-        self._frames = Frames(subject.layout, backend, "fast", frame_bytes=_SHARED_FRAME_BYTES)
+        self._frames = Frames(subject.layout, coder, "fast", frame_bytes=_SHARED_FRAME_BYTES)
         self._pool = pool
         self._chunks = directory / "chunks"
         self._chunks.mkdir()

@@ -7,6 +7,7 @@ for several.
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +28,15 @@ from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
 from deltad.delta.weights import Weights, places_of, read_segments, release_segments
 from deltad.limits import DEFAULT_LIMITS
 from deltad.types import Version
+
+_BACKENDS = {"numpy": ("numpy", "NumpyBackend"), "numba": ("numba.engine", "NumbaBackend")}
+
+
+def backend(name: str) -> Backend:
+    """The backend of that name, whatever a configuration would choose. Raises ImportError if it is not there."""
+    module = importlib.import_module(f"deltad.delta.backend.{_BACKENDS[name][0]}")
+    found: Backend = getattr(module, _BACKENDS[name][1])()
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from typing import cast, get_args
 
 import numpy as np
 
+from bench.frames import backend
 from deltad.checkpoint import open_checkpoint
-from deltad.delta.backend import Mode, Place, choose
+from deltad.delta.backend import Mode, Place
 from deltad.delta.codec import EdgeEncoder, sum_weights
 from deltad.types import DTYPES
 
@@ -27,15 +28,15 @@ _RESET_PEAK = "5"
 
 def main(old: Path, new: Path, mode: Mode, kind: str) -> None:
     """Encode OLD → NEW and print what was resident: {"baseline", "peak"}, in bytes."""
-    backend = choose(kind)
+    coder = backend(kind)
     few = np.arange(0x3F00, 0x4100, dtype=np.uint16)
-    backend.encode([few], [few ^ np.uint16(few % 7 == 0)], [Place(1, 0)], DTYPES["BF16"], mode)
+    coder.encode([few], [few ^ np.uint16(few % 7 == 0)], [Place(1, 0)], DTYPES["BF16"], mode)
     with open_checkpoint(old) as base, open_checkpoint(new) as target:
-        sums = sum_weights(base.layout, base, backend)
+        sums = sum_weights(base.layout, base, coder)
         gc.collect()
         baseline = _resident("VmRSS")
         _CLEAR.write_text(_RESET_PEAK)
-        encoder = EdgeEncoder(target.layout, target, backend, base=base, base_sums=sums, mode=mode)
+        encoder = EdgeEncoder(target.layout, target, coder, base=base, base_sums=sums, mode=mode)
         for _ in encoder.chunks():
             pass
         print(json.dumps({"baseline": baseline, "peak": _resident("VmHWM")}))

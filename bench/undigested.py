@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from deltad.delta.backend import Backend, choose
+from bench.frames import backend
+from deltad.delta.backend import Backend
 
 _PACKAGE = "deltad.delta.backend.numba"
 
@@ -33,17 +34,15 @@ def undigested() -> Iterator[Backend]:
             sums: Any = importlib.import_module(f"{_PACKAGE}.sums")
             compiling: Any = importlib.import_module(f"{_PACKAGE}.compiling")
             sums.add_changes = compiling.part(_nothing)
-            yield choose("numba")
+            yield backend("numba")
         finally:
             numba.config.CACHE_DIR = directory
             _take_modules()
             sys.modules.update(kept)
 
 
-def _nothing(  # noqa: PLR0917
-    found: Any, count: Any, old: Any, new: Any, start: Any, seed: Any, keys: Any, sums: Any, row: Any
-) -> None:
-    return
+def _nothing(*given: Any) -> None:
+    """Stands where changes are added to the sums."""
 
 
 def _take_modules() -> dict[str, Any]:

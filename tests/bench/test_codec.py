@@ -12,21 +12,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import codec, harness, slices
+from bench import codec, frames, harness, slices
 from bench.codec import Published, Sizes
 from bench.frames import Frames, checked, delta_bytes, full_digest
 from bench.pairs import PAIRS, Bits, Extent, States
 from bench.peers import Cwtrain, PeerMissingError
 from bench.subject import Subject, write_checkpoint
 from deltad.checkpoint import open_checkpoint
-from deltad.delta.backend import Backend, Mode, choose
+from deltad.delta.backend import Backend, Mode
 
 MODES: tuple[Mode, ...] = ("blind", "fast", "mid", "dense")
 
 
 @pytest.fixture(scope="module")
 def backend() -> Backend:
-    return choose("numpy")
+    return frames.backend("numpy")
 
 
 @pytest.fixture
@@ -43,18 +43,17 @@ def subject() -> Subject:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_all_frames_lead_from_the_old_state_to_the_new(subject: Subject, backend: Backend, mode: Mode) -> None:
-    frames = Frames(subject.layout, backend, mode, frame_bytes=8192)
-    assert len(frames.rects) > 3
+    cut = Frames(subject.layout, backend, mode, frame_bytes=8192)
+    assert len(cut.rects) > 3
     target, weights = subject.copy_of_old()
-    frames.apply_all(frames.encode_all(subject.old, subject.new), weights)
+    cut.apply_all(cut.encode_all(subject.old, subject.new), weights)
     assert np.array_equal(target, subject.states.new)
     assert not np.array_equal(subject.states.old, subject.states.new)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_deltas_bytes_include_more_than_its_frames(subject: Subject, backend: Backend, mode: Mode) -> None:
-    frames = Frames(subject.layout, backend, mode)
-    alone = sum(map(len, frames.encode_all(subject.old, subject.new)))
+    alone = sum(map(len, Frames(subject.layout, backend, mode).encode_all(subject.old, subject.new)))
     # At least the sums of three tensors, two roots and the layout's digest.
     assert alone + 3 * 16 + 3 * 32 < delta_bytes(subject, backend, mode) < alone + 2000
 

@@ -2,52 +2,78 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltad.delta.backend import choose
-from deltad.delta.codec import EdgeEncoder, EncodedChunk, Patch, apply_patch, read_patches, sum_weights
-from deltad.delta.frame import Rect, plan_frames, slabs
+from deltad.delta.backend import Mode
+from deltad.delta.codec import (
+    EdgeEncoder,
+    EncodedChunk,
+    Patch,
+    apply_chunk,
+    apply_patch,
+    read_patches,
+    sum_weights,
+)
+from deltad.delta.coding import Coder, Coding
+from deltad.delta.frame import FrameHeader, Rect, plan_frames, slabs, write_frame
 from deltad.delta.layout import Layout, TensorSpec
-from deltad.errors import BaseMismatchError, FormatError
+from deltad.errors import BaseMismatchError, FormatError, IntegrityError, LimitError
 from deltad.limits import Limits
+from tests.kit.deltas import BACKEND, MODES, SMALL, applied, encoder, frames, held
 from tests.kit.weights import ArrayWeights, layouts, weights
-
-BACKEND = choose()
-SMALL = Limits(chunk_bytes=2048, frame_lanes=700)
 
 
 def encode(
-    layout: Layout, target: ArrayWeights, base: ArrayWeights | None = None, limits: Limits = SMALL
+    layout: Layout,
+    target: ArrayWeights,
+    base: ArrayWeights | None = None,
+    limits: Limits = SMALL,
+    mode: Mode = "blind",
 ) -> EdgeEncoder:
-    sums = None if base is None else sum_weights(layout, base)
-    return EdgeEncoder(layout, target, BACKEND, base=base, base_sums=sums, limits=limits)
+    return encoder(layout, target, base, limits=limits, mode=mode)
 
 
 def apply(layout: Layout, chunks: list[EncodedChunk], onto: ArrayWeights) -> list[tuple[Patch, np.ndarray]]:
-    """Apply in place with the sums following; returns what undoes it."""
+    """Apply patch by patch, in place, with the sums following; returns what undoes it."""
     sums = sum_weights(layout, onto)
     undo = []
     for chunk in chunks:
-        for patch in read_patches(chunk.data, layout, BACKEND, limits=SMALL):
+        for patch in read_patches(chunk.data, layout, BACKEND, base=onto, limits=SMALL):
             old = apply_patch(patch, onto.arrays[patch.tensor], layout.tensors[patch.tensor], sums, BACKEND)
             undo.append((patch, old))
     assert np.array_equal(sums, sum_weights(layout, onto)), "the sums followed every write"
     return undo
 
 
-@given(st.data())
-def test_a_delta_carries_any_weights_to_any_others(data: st.DataObject) -> None:
+@given(st.data(), st.sampled_from(MODES))
+def test_a_delta_carries_any_weights_to_any_others(data: st.DataObject, mode: Mode) -> None:
     layout = data.draw(layouts())
     base, target = data.draw(weights(layout)), data.draw(weights(layout))
-    encoder = encode(layout, target, base)
-    chunks = list(encoder.chunks())
+    edge = encode(layout, target, base, mode=mode)
+    chunks = list(edge.chunks())
     served = base.copy()
     apply(layout, chunks, served)
     assert served.equals(target)
-    assert np.array_equal(encoder.sums, sum_weights(layout, target))
+    assert applied(held(chunks), layout, base).equals(target)
+    assert np.array_equal(edge.sums, sum_weights(layout, target))
+    coders = {frame.header.coder for frame in frames(held(chunks), layout)}
+    assert edge.coders == tuple(sorted(coders))
+
+
+@given(st.data())
+def test_blind_patches_are_read_without_the_base(data: st.DataObject) -> None:
+    layout = data.draw(layouts())
+    base, target = data.draw(weights(layout)), data.draw(weights(layout))
+    sums = sum_weights(layout, base)
+    for chunk in list(encode(layout, target, base).chunks()):
+        for patch in list(read_patches(chunk.data, layout, BACKEND, limits=SMALL)):
+            apply_patch(patch, base.arrays[patch.tensor], layout.tensors[patch.tensor], sums, BACKEND)
+    assert base.equals(target)
 
 
 @given(st.data())
@@ -59,13 +85,13 @@ def test_an_anchor_needs_no_base(data: st.DataObject) -> None:
     assert rebuilt.equals(target)
 
 
-@given(st.data())
-def test_undoing_patches_in_reverse_order_restores_the_base(data: st.DataObject) -> None:
+@given(st.data(), st.sampled_from(MODES))
+def test_undoing_patches_in_reverse_order_restores_the_base(data: st.DataObject, mode: Mode) -> None:
     layout = data.draw(layouts())
     base, target = data.draw(weights(layout)), data.draw(weights(layout))
     served = base.copy()
     sums = sum_weights(layout, target)
-    for patch, old in reversed(apply(layout, list(encode(layout, target, base).chunks()), served)):
+    for patch, old in reversed(apply(layout, list(encode(layout, target, base, mode=mode).chunks()), served)):
         spec = layout.tensors[patch.tensor]
         apply_patch(patch.inverted(old, spec), served.arrays[patch.tensor], spec, sums, BACKEND)
     assert served.equals(base)
@@ -86,29 +112,31 @@ LARGE = Layout(
 )
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("density", [0.0002, 0.01, 0.2, 1.0])
-def test_many_frames_and_chunks_at_any_density(density: float) -> None:
+def test_many_frames_and_chunks_at_any_density(density: float, mode: Mode) -> None:
     base = ArrayWeights.random(LARGE)
     target = base.changed(density)
-    encoder = encode(LARGE, target, base)
-    chunks = list(encoder.chunks())
+    edge = encode(LARGE, target, base, mode=mode)
+    chunks = list(edge.chunks())
     assert all(chunk.ref.size == len(chunk.data) <= SMALL.chunk_bytes for chunk in chunks)
     served = base.copy()
     apply(LARGE, chunks, served)
     assert served.equals(target)
     changed = [int((a != b).sum()) for a, b in zip(base.arrays, target.arrays, strict=True)]
-    assert encoder.changed.tolist() == changed
+    assert edge.changed.tolist() == changed
     for chunk in chunks:
-        touched = {patch.tensor for patch in read_patches(chunk.data, LARGE, BACKEND, limits=SMALL)}
+        touched = {patch.tensor for patch in read_patches(chunk.data, LARGE, BACKEND, base=base, limits=SMALL)}
         assert min(touched) >= chunk.ref.first_tensor
         assert max(touched) <= chunk.ref.last_tensor
 
 
 def test_equal_weights_give_an_edge_without_chunks() -> None:
     base = ArrayWeights.random(LARGE)
-    encoder = encode(LARGE, base.copy(), base)
-    assert list(encoder.chunks()) == []
-    assert encoder.changed.sum() == 0
+    edge = encode(LARGE, base.copy(), base)
+    assert list(edge.chunks()) == []
+    assert edge.changed.sum() == 0
+    assert edge.coders == ()
 
 
 def test_equal_inputs_give_equal_bytes() -> None:
@@ -130,9 +158,9 @@ def test_a_base_that_is_not_the_published_one_is_noticed_even_where_nothing_chan
     target = base.changed(0.01)
     sums = sum_weights(LARGE, base)
     base.arrays[tensor][5] ^= 1
-    encoder = EdgeEncoder(LARGE, target, BACKEND, base=base, base_sums=sums, limits=SMALL)
+    edge = EdgeEncoder(LARGE, target, BACKEND, base=base, base_sums=sums, limits=SMALL)
     with pytest.raises(BaseMismatchError, match=LARGE.tensors[tensor].name):
-        list(encoder.chunks())
+        list(edge.chunks())
 
 
 def test_everything_read_is_released() -> None:
@@ -190,16 +218,20 @@ def hostile_chunk() -> bytes:
     return chunk.data
 
 
-def test_a_chunk_with_any_byte_changed_is_refused_or_stays_within_its_tensors() -> None:
-    data = hostile_chunk()
-    for at in range(len(data)):
+@pytest.mark.parametrize("mode", MODES)
+def test_a_chunk_with_any_byte_changed_is_refused_or_right(mode: Mode) -> None:
+    base = ArrayWeights.random(HOSTILE)
+    target = base.changed(0.02)
+    (chunk,) = encode(HOSTILE, target, base, Limits(), mode).chunks()
+    for at in range(len(chunk.data)):
         for flip in (0x01, 0x80, 0xFF):
-            mutated = data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :]
-            target = ArrayWeights.zeros(HOSTILE)
+            mutated = chunk.data[:at] + bytes([chunk.data[at] ^ flip]) + chunk.data[at + 1 :]
+            served = base.copy()
             try:
-                apply(HOSTILE, [EncodedChunk(None, mutated)], target)
-            except FormatError:
+                apply(HOSTILE, [EncodedChunk(None, mutated)], served)
+            except (FormatError, IntegrityError):
                 continue
+            assert served.equals(target)
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 10, -1, -5])
@@ -233,3 +265,114 @@ def replace_shape(layout: Layout, shape: tuple[int, ...]) -> Layout:
 def test_a_chunk_above_the_limit_is_refused_before_it_is_parsed() -> None:
     with pytest.raises(FormatError, match="at most"):
         list(read_patches(hostile_chunk(), HOSTILE, BACKEND, limits=replace(Limits(), chunk_bytes=100)))
+
+
+def frame_of(**fields: object) -> bytes:
+    """A frame over three lanes of HOSTILE's first tensor, with changes to its header."""
+    plain = [b"\0\1", b"", b"\1", b"", b""]
+    data = write_frame("BF16", (Rect(0, (0, 0), (1, 3)),), Coding(Coder.BLIND, 3, 2), bytes(16), plain)
+    length = int.from_bytes(data[:4], "little")
+    header = msgspec.msgpack.decode(data[4 : 4 + length], type=FrameHeader)
+    changed = msgspec.msgpack.encode(msgspec.structs.replace(header, **fields))
+    return len(changed).to_bytes(4, "little") + changed + data[4 + length :]
+
+
+ROWS = (Rect(0, (0, 0), (2, 3)), Rect(0, (1, 2), (2, 3)))
+CLASSES = {"coder": 2, "starts": (0,), "streams": ((2, 2), (0, 0), (1, 1), (0, 0), (0, 0))}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"format": 0}, "expected format 1, found format 0"),
+        ({"format": 2}, "expected format 1, found format 2"),
+        ({"coder": 3}, "found coder 3"),
+        ({"coder": -1}, "found coder -1"),
+        ({"dtype": "F32"}, "dtype BF16"),
+        ({"rects": ()}, "rectangles"),
+        ({"rects": (Rect(2, (0,), (1,)),)}, "a tensor below 2"),
+        ({"rects": (Rect(0, (0, 0), (41, 3)),)}, "within"),
+        ({"rects": (Rect(0, (0, -1), (1, 3)),)}, "within"),
+        ({"rects": (Rect(0, (0, 0), (0, 3)),)}, "within"),
+        ({"rects": (Rect(0, (0,), (3,)),)}, "2 dimensions"),
+        ({"rects": (Rect(0, (0, 0), (1, 3)),) * 2}, "disjoint"),
+        ({"rects": ROWS}, "disjoint"),
+        ({"changed": 4}, "0 to 3 changes"),
+        ({"changed": -1}, "0 to 3 changes"),
+        ({"changed": 1}, "streams for 1 changes"),
+        ({"check": bytes(15)}, "a check of 16 bytes"),
+        ({"small": 1}, "no classes in a blind frame"),
+        ({"starts": (0,)}, "no classes in a blind frame"),
+        ({"marked": 1}, "no classes in a blind frame"),
+        ({**CLASSES, "check": b""}, "a check of 16 bytes"),
+        ({**CLASSES, "starts": ()}, "1 to 4 bulk ones"),
+        ({**CLASSES, "starts": tuple(range(5))}, "1 to 4 bulk ones"),
+        ({**CLASSES, "starts": tuple(range(14)), "small": 13}, "0 to 12 small classes"),
+        ({**CLASSES, "small": -1}, "0 to 12 small classes"),
+        ({**CLASSES, "starts": (1,)}, "ascend from 0"),
+        ({**CLASSES, "starts": (0, 256)}, "below 256"),
+        ({**CLASSES, "starts": (0, 7, 7)}, "ascend from 0"),
+        ({**CLASSES, "marked": 1}, "polarities of 0"),
+        ({**CLASSES, "starts": (0, 7)}, "10 streams"),
+        ({"streams": ()}, "5 streams"),
+        ({"streams": ((2, 2), (4, 0), (1, 1), (0, 0), (0, 0))}, "zstd"),
+        ({"streams": ((2, 2), (12, 0), (1, 1), (0, 0), (0, 0))}, "lengths 2, 12"),
+        ({"streams": ((2, 3), (0, 0), (0, 0), (0, 0), (0, 0))}, "bytes of streams"),
+        ({"streams": ((2, -1), (0, 0), (1, 1), (0, 0), (0, 0))}, "bytes of streams"),
+        ({"streams": ((2**63, 2), (0, 0), (1, 1), (0, 0), (0, 0))}, "frame"),
+    ],
+)
+def test_a_frame_header_that_breaks_a_rule_is_refused_in_words(fields: dict[str, object], said: str) -> None:
+    base = ArrayWeights.zeros(HOSTILE)
+    assert len(list(read_patches(frame_of(), HOSTILE, BACKEND))) == 1
+    with pytest.raises(FormatError, match=said):
+        list(read_patches(frame_of(**fields), HOSTILE, BACKEND, base=base))
+
+
+def test_rectangles_that_are_no_runs_may_interlock() -> None:
+    rects = (Rect(0, (0, 0), (2, 1)), Rect(0, (0, 1), (1, 1)))
+    assert len(list(read_patches(frame_of(rects=rects), HOSTILE, BACKEND))) == 2
+
+
+def test_a_stream_that_zstd_would_blow_up_is_refused_before_it_is_unpacked() -> None:
+    lanes = 2000
+    coding = Coding(Coder.RAW, lanes, lanes)
+    bomb = write_frame("BF16", (Rect(0, (0, 0), (40, 50)),), coding, bytes(16), [bytes(lanes), bytes(lanes)])
+    with pytest.raises(LimitError, match="plain bytes"):
+        list(read_patches(bomb, HOSTILE, BACKEND, limits=replace(Limits(), frame_plain_bytes=3999)))
+    with pytest.raises(LimitError, match="lanes"):
+        list(read_patches(bomb, HOSTILE, BACKEND, limits=replace(Limits(), frame_lanes=1999)))
+    larger = zstandard.compress(bytes(100_000))
+    length = int.from_bytes(bomb[:4], "little")
+    header = msgspec.msgpack.decode(bomb[4 : 4 + length], type=FrameHeader)
+    streams = ((lanes, len(larger)), (lanes, len(larger)))
+    lying = msgspec.msgpack.encode(msgspec.structs.replace(header, streams=streams))
+    with pytest.raises(FormatError, match="zstd claims 100000"):
+        list(read_patches(len(lying).to_bytes(4, "little") + lying + larger * 2, HOSTILE, BACKEND))
+
+
+def test_a_frame_that_would_add_other_than_its_check_is_refused_before_it_is_written() -> None:
+    base = ArrayWeights.random(HOSTILE)
+    (chunk,) = encode(HOSTILE, base.changed(0.02), base, Limits()).chunks()
+    (first, _) = frames(held([chunk]), HOSTILE, Limits())
+    wrong = bytes(16)
+    data = write_frame("BF16", first.header.rects, first.header.coding, wrong, first.streams)
+    before = base.copy()
+    with pytest.raises(IntegrityError, match="nothing was written"):
+        apply_chunk(data, HOSTILE, base, sum_weights(HOSTILE, base), BACKEND)
+    assert base.equals(before)
+    with pytest.raises(IntegrityError, match="nothing was written"):
+        list(read_patches(data, HOSTILE, BACKEND, base=base))
+
+
+def test_weights_that_gain_nothing_from_a_delta_go_raw_and_say_so() -> None:
+    base, target = ArrayWeights.random(LARGE, 1), ArrayWeights.random(LARGE, 2)
+    edge = encode(LARGE, target, base, mode="dense")
+    list(edge.chunks())
+    assert edge.coders == (Coder.RAW,)
+
+
+def test_a_lane_that_no_chunk_can_hold_is_an_error_and_no_endless_halving() -> None:
+    base = ArrayWeights.random(HOSTILE)
+    with pytest.raises(LimitError, match="single lane"):
+        list(encode(HOSTILE, base.changed(0.1), base, Limits(chunk_bytes=20, frame_lanes=64)).chunks())

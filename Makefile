@@ -9,7 +9,7 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; exit; }; done; \
 	echo python3)
 
-.PHONY: demo venv lint format test test-full check bench clean
+.PHONY: demo venv venv-peers lint format test test-full check bench clean
 .DEFAULT_GOAL := demo
 
 # Models come from what pip installed; nothing here asks a model hub.
@@ -52,9 +52,26 @@ test-full: $(STAMP)
 
 check: lint test
 
+# Others' programs, to be measured beside us. They need Python 3.12, and an environment of their own.
+PEERS  := .venv-peers
+PEERS_PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12; do \
+	for path in "$$python" "$$(pyenv root 2>/dev/null)/versions/$$(pyenv whence $$python 2>/dev/null | tail -n 1)/bin/$$python"; do \
+	"$$path" -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && { echo "$$path"; exit; }; done; done)
+
+venv-peers: $(PEERS)/.installed
+
+$(PEERS)/.installed:
+	@test -n "$(PEERS_PYTHON)" || { echo "cwtrain needs Python 3.12 or newer, and none was found; \
+	name one with make venv-peers PEERS_PYTHON=..."; exit 1; }
+	test -x $(PEERS)/bin/python || $(PEERS_PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet cwtrain==1.0.2
+	touch $@
+
+# A peer that cannot be had is a skipped row.
 bench: $(STAMP)
+	-$(MAKE) --no-print-directory venv-peers
 	$(BIN)/python -m bench all $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -26,6 +26,8 @@ STEPS = 30
 LEARNING_RATE = 1e-5
 HELD_OUT = 100
 
+PATHS = ("deltad", "trainer_plugin", "rollout_plugin", "bench/demo.py", "bench/intervals.py")
+
 SPECS = (
     Spec(name="runs whose every version matched", unit="share", direction="max", must=1.0),
     Spec(name="versions that crossed", unit="", direction="max"),

@@ -1,8 +1,9 @@
 """What every bench shares: what a row is, how it is judged, and where results go.
 
 A bench is a module with `SPECS` (its rows: names, units, musts; the same for a quick run) and
-`measure(quick)`, which yields one `Measurement` for each of them. The invariant: a result has exactly the
-declared rows, and whether one is met is computed here, from the value, never stated by the bench.
+`measure(quick)`, which yields one `Measurement` for each of them; and `PATHS`, the files and folders that its
+figures depend on. The invariant: a result has exactly the declared rows, and whether one is met is computed
+here, from the value, never stated by the bench; and a result tells the commit of the very code it measured.
 """
 
 from __future__ import annotations
@@ -130,22 +131,23 @@ def _row(spec: Spec, measured: Measurement) -> Row:
 def table(result: Result) -> str:
     """The result as aligned text, notes and reasons below the rows they belong to."""
     heads = ("row", "value", "spread", "runs", "must", "aim", "met")
-    grid = [heads] + [_cells(row) for row in result.rows]
-    widths = [max(len(cells[i]) for cells in grid) for i in range(len(heads))]
+    grid = [heads] + [cells(row) for row in result.rows]
+    widths = [max(len(line[i]) for line in grid) for i in range(len(heads))]
     machine = result.machine
     lines = [
         f"bench {result.bench} at {result.commit[:12]}",
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB, {machine.system}, {machine.python}",
     ]
-    for cells, row in zip(grid, (None, *result.rows), strict=True):
-        first, *rest = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+    for line, row in zip(grid, (None, *result.rows), strict=True):
+        first, *rest = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
         lines.append("  ".join((first.strip().ljust(widths[0]), *rest)).rstrip())
         if row is not None and (text := row.note or row.skipped):
             lines.append(f"    {text}")
     return "\n".join(lines)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def cells(row: Row) -> tuple[str, ...]:
+    """Name, value, spread, runs, must, aim and met, as people read them."""
     sign = "≤" if row.direction == "min" else "≥"
     return (
         row.name,
@@ -186,18 +188,38 @@ def _cpu() -> str:
     return names[0] if names else platform.processor() or "unknown"
 
 
-def this_commit() -> str:
-    """The commit that is checked out, with `+changes` if the files differ from it; `unknown` without git."""
+def this_commit(paths: Sequence[str] = (".",), root: Path = ROOT) -> str:
+    """The commit that is checked out; with `+changes` if `paths` differ from it; `unknown` without git."""
     try:
-        head = _git("rev-parse", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":!bench/results")
+        head = _git(root, "rev-parse", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--", *paths, ":!bench/results")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{head}+changes" if changed else head
 
 
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(ROOT), *arguments], check=True, capture_output=True, text=True)
+def staleness(commit: str, paths: Sequence[str], root: Path = ROOT) -> str:
+    """Why a result that was measured at `commit` does not speak of `paths` as they are now; empty if it does."""
+    head, _, changes = commit.partition("+")
+    if changes:
+        return f"it was measured with changes that commit {head[:12]} does not have"
+    try:
+        changed = _git(root, "diff", "--name-only", head, "--", *paths, ":!bench/results").splitlines()
+        changed += _git(
+            root, "ls-files", "--others", "--exclude-standard", "--", *paths, ":!bench/results"
+        ).splitlines()
+    except OSError:
+        return "git is missing, so nobody can tell what was measured"
+    except subprocess.CalledProcessError as error:
+        return f"git does not know what was measured: {error.stderr.strip()}"
+    if not changed:
+        return ""
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"{changed[0]}{more} changed since commit {head[:12]}, at which it was measured"
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], check=True, capture_output=True, text=True)
     return done.stdout.strip()
 
 
@@ -207,3 +229,8 @@ def write(result: Result, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     temporary.replace(path)
+
+
+def read(path: Path) -> Result:
+    """A result that `write` wrote. Raises FileNotFoundError or msgspec.ValidationError."""
+    return msgspec.json.decode(path.read_bytes(), type=Result)

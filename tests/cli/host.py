@@ -94,7 +94,8 @@ class Host:
         """Make all versions of a lineage durable here."""
         lineage.fill(self.store)
         run = self.store.run(RunId(lineage.run))
-        self.operations.held[run.run] = [describe(run, record, lineage.versions[0].layout.weight_bytes, Note()) for record in run.records()]
+        size = lineage.versions[0].layout.weight_bytes
+        self.operations.held[run.run] = [describe(run, record, size, Note()) for record in run.records()]
 
 
 @asynccontextmanager

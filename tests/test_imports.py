@@ -20,6 +20,7 @@ def loaded_by(module: str) -> set[str]:
     ("module", "too_heavy"),
     [
         ("deltad", HEAVY | {"numpy", "asyncio", "msgspec"}),
+        ("deltad.delta.backend", HEAVY | {"asyncio"}),
         ("deltad.client", HEAVY | {"asyncio", "click", "rich", "structlog", "prometheus_client"}),
         ("deltad.demo.runner", HEAVY | {"rich"}),
     ],

@@ -114,7 +114,7 @@ _KEYS = packed_keys()
 
 
 def address(array: npt.NDArray[Any]) -> int:
-    return int(array.ctypes.data)
+    return int(array.__array_interface__["data"][0])
 
 
 def keys_address() -> int:

@@ -25,6 +25,7 @@ from deltad.delta.backend.numba.job import SEED, START, SUM_A, SUM_B
 _0, _1, _2, _3, _4, _8 = (np.uint64(n) for n in (0, 1, 2, 3, 4, 8))
 _16, _27, _30, _31, _32 = (np.uint64(n) for n in (16, 27, 30, 31, 32))
 _LOW = np.uint64(0xFFFF_FFFF)
+_BLOCK_CELLS, _BLOCK_BYTES = np.uint64(1 << 14), np.uint64(1 << 16)
 _CELL = np.uint64((1 << 14) - 1)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_A = np.uint64(0xBF58476D1CE4E5B9)
@@ -111,6 +112,36 @@ def _whole_cells(data: Word, count: Word, keys: Word) -> tuple[Word, Word]:
     return a, b
 
 
+@part
+def _four_blocks(data: Word, keys: Word) -> tuple[Word, Word, Word, Word, Word, Word, Word, Word]:
+    """Both sums of four whole blocks. Keys are twice the size of what they multiply, so they are read once for all."""
+    second, third, fourth = data + _BLOCK_BYTES, data + _2 * _BLOCK_BYTES, data + _3 * _BLOCK_BYTES
+    a0, a1, a2, a3 = _0, _0, _0, _0
+    b0, b1, b2, b3 = _0, _0, _0, _0
+    for j in range(_BLOCK_CELLS):
+        key = load64(keys, j)
+        low, high = key & _LOW, key >> _32
+        value = load32(data, j)
+        a0 += value * low
+        b0 += value * high
+        value = load32(second, j)
+        a1 += value * low
+        b1 += value * high
+        value = load32(third, j)
+        a2 += value * low
+        b2 += value * high
+        value = load32(fourth, j)
+        a3 += value * low
+        b3 += value * high
+    return a0, b0, a1, b1, a2, b2, a3, b3
+
+
+@part
+def _add(sums: Word, a: Word, b: Word, seed: Word, block: Word) -> None:
+    store64(sums, _0, load64(sums, _0) + a * _multiplier(seed, _0, block))
+    store64(sums, _1, load64(sums, _1) + b * _multiplier(seed, _1, block))
+
+
 @kernel
 def sum_bytes(data: Word, size: Word, offset: Word, seed: Word, keys: Word, sums: Word) -> None:
     """Add to two sums the share of `size` bytes at `data`, which lie at `offset` of their tensor."""
@@ -120,14 +151,20 @@ def sum_bytes(data: Word, size: Word, offset: Word, seed: Word, keys: Word, sums
         room = min(end, (block + _1) << _16) - offset
         lead = offset & _3
         cell = (offset >> _2) & _CELL
-        if lead != _0 or room < _4:
+        if end - offset >= _4 * _BLOCK_BYTES and room == _BLOCK_BYTES:
+            count = _4 * _BLOCK_BYTES
+            a0, b0, a1, b1, a2, b2, a3, b3 = _four_blocks(data, keys)
+            _add(sums, a0, b0, seed, block)
+            _add(sums, a1, b1, seed, block + _1)
+            _add(sums, a2, b2, seed, block + _2)
+            _add(sums, a3, b3, seed, block + _3)
+        elif lead != _0 or room < _4:
             count = min(_4 - lead, room)
             value, key = _partial_cell(data, count, lead), load64(keys, cell)
-            a, b = value * (key & _LOW), value * (key >> _32)
+            _add(sums, value * (key & _LOW), value * (key >> _32), seed, block)
         else:
             count = room & ~_3
             a, b = _whole_cells(data, room >> _2, keys + (cell << _3))
-        store64(sums, _0, load64(sums, _0) + a * _multiplier(seed, _0, block))
-        store64(sums, _1, load64(sums, _1) + b * _multiplier(seed, _1, block))
+            _add(sums, a, b, seed, block)
         data += count
         offset += count

@@ -79,6 +79,10 @@ class Upstream:
             published.commit_into(self.store)
         self.announcements.announce()
 
+    def _take(self, report: RegionReport) -> None:
+        self.reports.append(report)
+        self.announcements.announce()
+
     async def start(self) -> None:
         server = RelayServer(
             self.store,
@@ -86,7 +90,7 @@ class Upstream:
             boot="boot-1",
             token=lambda: self.token,
             announcements=self.announcements,
-            on_report=self.reports.append,
+            on_report=self._take,
             limits=self._limits,
             stall_seconds=self._stall_seconds,
         )

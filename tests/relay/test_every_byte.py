@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from deltad.client.messages import RegionReport
+from deltad.delta import FORMAT
 from deltad.delta.frame import CODERS
 from deltad.errors import DeltadError
 from deltad.protocol.pull_plan import Kind, check_arrival, want
@@ -39,7 +40,7 @@ def questions(first: Published) -> dict[str, Question]:
         return check_arrival(wanted, bytes(buffer), client.url).data
 
     return {
-        "hello": Question(lambda c: c.hello(), (Hello("upstream", "boot-1", (0,), tuple(sorted(CODERS))),)),
+        "hello": Question(lambda c: c.hello(), (Hello("upstream", "boot-1", (FORMAT,), tuple(sorted(CODERS))),)),
         "runs": Question(lambda c: c.runs(), ((RUN,),)),
         "versions": Question(lambda c: c.versions(RUN, after=None), ((first.version,),)),
         "latest": Question(lambda c: c.latest(RUN, after=None, wait=0), (first.data, None)),

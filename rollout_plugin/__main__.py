@@ -45,7 +45,7 @@ def _serve(options: Options, log: Log) -> int:
     from transformers.utils import logging as transformers_log
 
     from deltad.client import Client
-    from deltad.delta.backend import choose
+    from deltad.delta.backend import choose, warm
     from rollout_plugin.engines.transformers import load
     from rollout_plugin.replica import Replica
     from rollout_plugin.server import Endpoint
@@ -74,6 +74,7 @@ def _serve(options: Options, log: Log) -> int:
             told.set()
             _write_atomically(options.ready_file, url + "\n")
 
+    backend = choose()
     replica = Replica(
         Client(options.socket),
         run=options.run,
@@ -82,7 +83,7 @@ def _serve(options: Options, log: Log) -> int:
         address=url,
         load=load,
         serving=serving,
-        backend=choose(),
+        backend=backend,
         log=log,
         on_verified=on_verified,
     )
@@ -90,6 +91,7 @@ def _serve(options: Options, log: Log) -> int:
 
     def live() -> None:
         try:
+            warm(backend)
             replica.run()
         except BaseException:
             log.write("died", error=traceback.format_exc())

@@ -146,6 +146,14 @@ def select(kind: str = "auto") -> Choice:
     return Choice(NumpyBackend(), f"numba does not work here: {finding}")
 
 
+def warm(backend: Backend, dtypes: Sequence[str] = ("BF16",)) -> None:
+    """Have all compiled that frames of these dtypes need: seconds at a first start, and no commit waits for it."""
+    if backend.name == "numba":
+        from deltad.delta.backend.numba import proof
+
+        proof.warm(dtypes)
+
+
 @cache
 def _numba() -> tuple[Backend | None, str]:
     """The numba backend, if it can be imported and gives right answers, and what was found."""

@@ -131,7 +131,7 @@ def test_nothing_is_kept_of_a_checkpoint_that_is_gone_or_another_by_now(director
 def test_nothing_is_kept_where_files_cannot_be_linked(directory: Path) -> None:
     other_file_system = Path("/dev/shm")
     if other_file_system.stat().st_dev == directory.stat().st_dev:
-        pytest.skip("/dev/shm is on the file system of the temporary directory")
+        pytest.skip("needs two file systems: run pytest with --basetemp on another one than /dev/shm")
     kept = other_file_system / f"deltad-test-{os.getpid()}"
     try:
         assert not keep(directory, kept)

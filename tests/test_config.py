@@ -55,7 +55,9 @@ connections = 8
 run = "other"
 
 [backend]
-kind = "auto"
+kind = "cupy"
+device = 3
+memory_limit = "768MiB"
 """
 
 
@@ -86,7 +88,7 @@ def test_a_name_is_all_that_a_daemon_needs(home: Path) -> None:
     assert config.relay is None
     assert config.metrics is None
     assert (config.runs, config.watches, config.upstreams, config.fleets) == ((), (), (), ())
-    assert config.backend.kind == "auto"
+    assert (config.backend.kind, config.backend.device, config.backend.memory_limit) == ("auto", 0, 2 * 1024**3)
 
 
 def test_every_key_is_understood(home: Path) -> None:
@@ -106,6 +108,7 @@ def test_every_key_is_understood(home: Path) -> None:
     assert (watch.quiet, watch.rescan, watch.on_conflict) == (0.5, 120.0, "new_epoch")
     assert (upstream.url, upstream.runs, upstream.connections) == ("http://border-b:7700", ("other",), 8)
     assert (fleet.policy, fleet.verify) == ("each", "after_resume")
+    assert (config.backend.kind, config.backend.device, config.backend.memory_limit) == ("cupy", 3, 768 * 1024**2)
 
 
 def test_relative_paths_are_relative_to_the_file_and_not_to_the_process(home: Path) -> None:
@@ -137,14 +140,18 @@ def test_what_is_shown_loads_again_to_the_same_tree(home: Path) -> None:
 @given(
     path=st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1, max_size=20),
     milliseconds=st.integers(10, 10**9 - 1),
+    kibibytes=st.integers(2**18, 10**9 - 1),
 )
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_path_and_any_duration_survive_being_shown(home: Path, path: str, milliseconds: int) -> None:
+def test_any_path_duration_and_size_survive_being_shown(
+    home: Path, path: str, milliseconds: int, kibibytes: int
+) -> None:
     config = load(home, FULL)
     config = replace(
         config,
         daemon=replace(config.daemon, store=Path(os.path.normpath(f"/{path}"))),
         watches=(replace(config.watches[0], quiet=milliseconds / 1000, rescan=milliseconds / 1000),),
+        backend=replace(config.backend, memory_limit=kibibytes * 1024),
     )
     assert load(home, to_toml(config)) == config
 
@@ -237,7 +244,14 @@ FLEET = RUN + '[[fleet]]\nrun = "r"\n'
         (FLEET + 'policy = "all"\n', "fleet[0].policy", "'each'"),
         (FLEET + 'verify = "never"\n', "fleet[0].verify", "'after_resume'"),
         (NAME + '[[fleet]]\nrun = "r"\n', "fleet[0].run", "a run that a [[run]] declares"),
-        (NAME + '[backend]\nkind = "gpu"\n', "backend.kind", "'auto'"),
+        (NAME + '[backend]\nkind = "gpu"\n', "backend.kind", "'auto' or 'cupy'"),
+        (NAME + "[backend]\ndevice = -1\n", "backend.device", "from 0 to"),
+        (NAME + '[backend]\ndevice = "0"\n', "backend.device", "from 0 to"),
+        (NAME + "[backend]\nmemory_limit = 2147483648\n", "backend.memory_limit", "'512MiB'"),
+        (NAME + '[backend]\nmemory_limit = "2GB"\n', "backend.memory_limit", "'512MiB'"),
+        (NAME + '[backend]\nmemory_limit = "2.5GiB"\n', "backend.memory_limit", "'512MiB'"),
+        (NAME + '[backend]\nmemory_limit = "1GiB "\n', "backend.memory_limit", "'512MiB'"),
+        (NAME + '[backend]\nmemory_limit = "255MiB"\n', "backend.memory_limit", "at least 256MiB"),
         ("[daemon\n", "", "expected TOML in UTF-8"),
         ("a = 1\na = 2\n", "", "expected TOML in UTF-8"),
         (f"a = {'9' * 5000}\n", "", "expected TOML in UTF-8"),

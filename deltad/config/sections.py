@@ -1,0 +1,197 @@
+"""The sections of the file and their keys: what each means, its default, and what it may hold.
+
+Parses nothing: every field carries the parser of its key. Invariant: a key that is not here is not understood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from deltad.config import values
+from deltad.config.token_file import TokenFile
+from deltad.config.values import Address
+from deltad.types import RunId, Variant, parse_daemon_name, parse_run, parse_variant
+
+_CONNECTIONS = 64
+_DEVICES = 1024
+_DEVICE_MEMORY = 256 << 20
+"""The least with which a GPU can hold a frame's weights, old and new, beside what it makes of them."""
+
+
+def _reads(parser: values.Parser, shows: Callable[[Any], object] = values.shown) -> Mapping[str, Any]:
+    """What a key may hold, and how its value is written back."""
+    return {"parser": parser, "shows": shows}
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonConfig:
+    """`[daemon]`: who this daemon is and where it keeps its things.
+
+    `name` (required): unique among the daemons that talk to each other; spelled like a run id.
+    `store`: the directory of the durable store; created if missing. Default `/var/lib/deltad`.
+    `socket`: the Unix socket of the local API. Default `/run/deltad/deltad.sock`.
+    """
+
+    name: str = field(metadata=_reads(values.named(parse_daemon_name)))
+    store: Path = field(default=Path("/var/lib/deltad"), metadata=_reads(values.path))
+    socket: Path = field(default=Path("/run/deltad/deltad.sock"), metadata=_reads(values.path))
+
+
+@dataclass(frozen=True, slots=True)
+class RelayConfig:
+    """`[relay]`: serving other daemons. Off unless `listen` is given.
+
+    `listen`: the address that other daemons pull from, such as `0.0.0.0:7700`.
+    `token_file` (required with `listen`): the file with the bearer token that they must present.
+    """
+
+    listen: Address = field(metadata=_reads(values.address))
+    token_file: TokenFile = field(metadata=_reads(values.token_file))
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsConfig:
+    """`[metrics]`: the operator's page, health and metrics over HTTP. Off unless `listen` is given.
+
+    `listen`: the address to serve them on, such as `127.0.0.1:7701`. It asks for no token.
+    """
+
+    listen: Address = field(metadata=_reads(values.address))
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """`[[run]]`: a training run that is published here.
+
+    `id` (required): the run's id: 1 to 64 of `a-z 0-9 . _ -`, starting with a letter or digit.
+    `variant`: the name of the precision that is published. Default `bf16`.
+    """
+
+    id: RunId = field(metadata=_reads(values.named(parse_run)))
+    variant: Variant = field(default=Variant("bf16"), metadata=_reads(values.named(parse_variant)))
+
+
+@dataclass(frozen=True, slots=True)
+class WatchConfig:
+    """`[[watch]]`: a directory in which a trainer writes the checkpoints of one run.
+
+    `run` (required): the id of a `[[run]]` in the same file; one watch a run.
+    `directory` (required): the directory to watch; it may appear later.
+    `pattern`: the checkpoints' path below it. `{number}` stands for the version's number (`step_{number}`,
+    `checkpoint-{number}`, `global_step_{number}/actor`). Without it, it is one directory that the trainer
+    overwrites each time (`.` for the watched directory itself). Default `step_{number}`.
+    `publish_as`: `source` publishes the bits as written; `bf16` rounds to bfloat16. Default `source`.
+    `quiet`: how long a complete checkpoint must stand still before it is read. Default `1s`.
+    `rescan`: how often the directory is read again, whatever the file system's events say. Default `5s`.
+    `on_conflict`: what to do with other bytes under a number that was published: `refuse` them, or open
+    a `new_epoch`. Default `refuse`.
+    """
+
+    run: RunId = field(metadata=_reads(values.named(parse_run)))
+    directory: Path = field(metadata=_reads(values.path))
+    pattern: str = field(default="step_{number}", metadata=_reads(values.pattern))
+    publish_as: Literal["source", "bf16"] = field(default="source", metadata=_reads(values.choice("source", "bf16")))
+    quiet: float = field(default=1.0, metadata=_reads(values.duration(0.0), values.duration_text))
+    rescan: float = field(default=5.0, metadata=_reads(values.duration(0.01), values.duration_text))
+    on_conflict: Literal["refuse", "new_epoch"] = field(
+        default="refuse", metadata=_reads(values.choice("refuse", "new_epoch"))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamConfig:
+    """`[[upstream]]`: a daemon to pull versions from.
+
+    `url` (required): its relay, such as `http://trainer-border:7700`.
+    `token_file` (required): the file with the bearer token that it asks for.
+    `runs`: the run ids to pull, or `["*"]` for all that it has. Default `["*"]`.
+    `connections`: how many connections to it are used at once, 1 to 64. Default 4.
+    """
+
+    url: str = field(metadata=_reads(values.url))
+    token_file: TokenFile = field(metadata=_reads(values.token_file))
+    runs: tuple[str, ...] = field(default=("*",), metadata=_reads(values.run_names))
+    connections: int = field(default=4, metadata=_reads(values.count(1, _CONNECTIONS)))
+
+
+@dataclass(frozen=True, slots=True)
+class FleetConfig:
+    """`[[fleet]]`: how the replicas of a run take a new version.
+
+    `run` (required): a run that is declared here or pulled from an upstream; one fleet a run.
+    `policy`: `each` lets every replica commit as soon as it is ready. Default `each`.
+    `verify`: `after_resume` reads the served weights back once generation goes on. Default `after_resume`.
+    """
+
+    run: RunId = field(metadata=_reads(values.named(parse_run)))
+    policy: Literal["each"] = field(default="each", metadata=_reads(values.choice("each")))
+    verify: Literal["after_resume"] = field(default="after_resume", metadata=_reads(values.choice("after_resume")))
+
+
+@dataclass(frozen=True, slots=True)
+class BackendConfig:
+    """`[backend]`: what computes diffs and digests.
+
+    `kind`: `auto` takes the fastest backend that works on this host; `cupy` (a GPU), `numba` and `numpy` name one.
+    Default `auto`.
+    `device`: the index of the GPU, as CUDA counts. Default 0.
+    `memory_limit`: how much of the GPU's memory may be taken, such as `512MiB`. Default `2GiB`.
+    """
+
+    kind: Literal["auto", "cupy", "numba", "numpy"] = field(
+        default="auto", metadata=_reads(values.choice("auto", "cupy", "numba", "numpy"))
+    )
+    device: int = field(default=0, metadata=_reads(values.count(0, _DEVICES - 1)))
+    memory_limit: int = field(default=2 << 30, metadata=_reads(values.size(_DEVICE_MEMORY), values.size_text))
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The whole file. `relay` and `metrics` are None where they are off. `path` is the file itself."""
+
+    path: Path
+    daemon: DaemonConfig
+    relay: RelayConfig | None
+    metrics: MetricsConfig | None
+    runs: tuple[RunConfig, ...]
+    watches: tuple[WatchConfig, ...]
+    upstreams: tuple[UpstreamConfig, ...]
+    fleets: tuple[FleetConfig, ...]
+    backend: BackendConfig
+
+    def run(self, run: RunId) -> RunConfig | None:
+        """The `[[run]]` of this id, if there is one."""
+        return next((found for found in self.runs if found.id == run), None)
+
+    def fleet(self, run: RunId) -> FleetConfig:
+        """The `[[fleet]]` of this run, or the defaults."""
+        return next((found for found in self.fleets if found.run == run), FleetConfig(run))
+
+    def pulls(self, run: RunId) -> bool:
+        """Whether some `[[upstream]]` brings this run."""
+        return any("*" in upstream.runs or run in upstream.runs for upstream in self.upstreams)
+
+
+TABLES: dict[str, type[Any]] = {
+    "daemon": DaemonConfig,
+    "relay": RelayConfig,
+    "metrics": MetricsConfig,
+    "backend": BackendConfig,
+}
+LISTS: dict[str, type[Any]] = {
+    "run": RunConfig,
+    "watch": WatchConfig,
+    "upstream": UpstreamConfig,
+    "fleet": FleetConfig,
+}
+
+
+def keys(section: type[Any]) -> tuple[Field[Any], ...]:
+    return fields(section)
+
+
+def brackets(section: str) -> str:
+    return f"[[{section}]]" if section in LISTS else f"[{section}]"

@@ -1,0 +1,175 @@
+"""What a single key may hold: one parser a kind of value, and how such a value is written back.
+
+Knows neither files nor keys: a parser says what it expected, and whoever knows the place makes that a
+ConfigError. Durations are whole numbers with a unit (`500ms`, `2s`, `5m`, `1h`) and are seconds in the tree; sizes
+likewise (`512MiB`, `2GiB`) and are bytes. Relative paths are relative to the directory of the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from deltad.config.token_file import TokenFile
+from deltad.types import parse_run
+
+_DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h)", re.ASCII)
+_MILLISECONDS = {"h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
+_SIZE = re.compile(r"([0-9]{1,9})(KiB|MiB|GiB|TiB|B)", re.ASCII)
+_BYTES = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A TCP address to listen on, written `host:port` or `[v6]:port`. Port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class RefusedError(Exception):
+    """A value that a parser does not take; whoever knows the file and the key makes it a ConfigError."""
+
+    def __init__(self, expected: str, found: str = "") -> None:
+        self.expected = expected
+        self.found = found
+
+
+Parser = Callable[[object, Path], object]
+"""From a TOML value and the directory of the file to the value in the tree. Raises `RefusedError` or UsageError."""
+
+
+def text(value: object) -> str:
+    if not isinstance(value, str):
+        raise RefusedError("a string")
+    if "\0" in value:
+        raise RefusedError("a string without NUL")
+    return value
+
+
+def named(parse: Callable[[str], object]) -> Parser:
+    return lambda value, base: parse(text(value))
+
+
+def path(value: object, base: Path) -> Path:
+    if not text(value):
+        raise RefusedError("a path")
+    # Normalised by text alone: a symbolic link such as `current` must be followed when it is used.
+    return Path(os.path.normpath(base / text(value)))
+
+
+def token_file(value: object, base: Path) -> TokenFile:
+    return TokenFile(path(value, base))
+
+
+def duration(least: float) -> Parser:
+    def parse(value: object, base: Path) -> float:
+        match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+        if not match:
+            raise RefusedError("a duration such as '500ms', '2s', '5m' or '1h'")
+        seconds = int(match[1]) * _MILLISECONDS[match[2]] / 1000
+        if seconds < least:
+            raise RefusedError(f"a duration of at least {duration_text(least)}")
+        return seconds
+
+    return parse
+
+
+def duration_text(seconds: float) -> str:
+    milliseconds = round(seconds * 1000)
+    unit = next((unit for unit, size in _MILLISECONDS.items() if milliseconds and milliseconds % size == 0), "s")
+    return f"{milliseconds // _MILLISECONDS[unit]}{unit}"
+
+
+def size(least: int) -> Parser:
+    def parse(value: object, base: Path) -> int:
+        match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+        if not match:
+            raise RefusedError("a size such as '512MiB' or '2GiB'")
+        if (found := int(match[1]) * _BYTES[match[2]]) < least:
+            raise RefusedError(f"a size of at least {size_text(least)}")
+        return found
+
+    return parse
+
+
+def size_text(count: int) -> str:
+    unit, each = next((unit, each) for unit, each in _BYTES.items() if count % each == 0)
+    return f"{count // each}{unit}"
+
+
+def address(value: object, base: Path) -> Address:
+    match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if not match or int(match[2]) > 65535:
+        raise RefusedError("an address such as '127.0.0.1:7700' or '[::1]:7700'")
+    return Address(match[1].strip("[]"), int(match[2]))
+
+
+def url(value: object, base: Path) -> str:
+    expected = "a URL such as 'http://host:7700', without user, query or fragment"
+    given = text(value)
+    try:
+        parts = urlsplit(given)
+        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        raise RefusedError(expected) from None
+    if not sound or "@" in parts.netloc or "?" in given or "#" in given or not re.fullmatch(r"[!-~]+", given):
+        # What was found is not repeated: the part before an `@` may be a password.
+        raise RefusedError(expected, found="another form")
+    return given.rstrip("/")
+
+
+def count(least: int, most: int) -> Parser:
+    def parse(value: object, base: Path) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise RefusedError(f"a whole number from {least} to {most}")
+        return value
+
+    return parse
+
+
+def choice(*choices: str) -> Parser:
+    def parse(value: object, base: Path) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise RefusedError(" or ".join(repr(choice) for choice in choices))
+        return value
+
+    return parse
+
+
+def pattern(value: object, base: Path) -> str:
+    given = text(value)
+    around = given.replace("{number}", "", 1)
+    if set(around) & set("{}") or {"", ".."} & set(given.split("/")):
+        raise RefusedError("a relative path with at most one '{number}', such as 'step_{number}'")
+    return given
+
+
+def run_names(value: object, base: Path) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value:
+        raise RefusedError('a list of run ids, or ["*"] for all')
+    names = tuple(text(name) for name in value)
+    if "*" in names and len(names) > 1:
+        raise RefusedError("either '*' or run ids, not both")
+    return tuple(name if name == "*" else parse_run(name) for name in names)
+
+
+def shown(value: object) -> object:
+    """A value that is its own text, or has one, as it stands in the file."""
+    match value:
+        case Path() | Address():
+            return str(value)
+        case TokenFile():
+            return str(value.path)
+        case tuple():
+            return list(value)
+    return value

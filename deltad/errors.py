@@ -142,6 +142,14 @@ class UnavailableError(DeltadError):
     http_status = 503
 
 
+class DeviceError(DeltadError):
+    """A GPU cannot be used, or was lost or ran out of memory in the midst of work. Nothing was written."""
+
+    retryable = True
+    exit_code = 69
+    http_status = 503
+
+
 class PeerError(DeltadError):
     """A peer answered with something that the protocol does not allow. The sentence names the peer."""
 

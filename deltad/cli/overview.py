@@ -94,7 +94,7 @@ def _daemon(view: StatusView) -> Facts:
             ("daemon", f"{view.daemon}, deltad {view.version}, up {duration(view.uptime)}"),
             ("ready", ready),
             ("store", f"{view.store}, {size(view.store_bytes)} held, {size(view.free_bytes)} free"),
-            ("backend", view.backend),
+            ("backend", f"{view.backend}: {view.backend_reason}"),
         ],
     )
 

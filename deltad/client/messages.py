@@ -151,12 +151,13 @@ class UpstreamView(msgspec.Struct, frozen=True):
 
 
 class StatusView(msgspec.Struct, frozen=True):
-    """What `deltad status` shows."""
+    """What `deltad status` shows. `backend` is what computes now, and `backend_reason` says why that one."""
 
     daemon: str
     boot: str
     version: str
     backend: str
+    backend_reason: str
     uptime: float
     ready: bool
     reasons: tuple[str, ...]

@@ -33,7 +33,8 @@ from deltad.client.messages import (
 from deltad.config import Config
 from deltad.daemon.origin import Origin, Published, PublishOptions
 from deltad.daemon.versions import Versions
-from deltad.delta.backend import select
+from deltad.delta.backend.choice import Candidates, candidates, probe
+from deltad.delta.backend.fallback import Switch
 from deltad.delta.record import VersionRecord
 from deltad.errors import DeltadError, NotFoundError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
@@ -57,15 +58,24 @@ MIRROR_REST_SECONDS = 300.0
 class Node:
     """Holds a daemon's state for as long as it runs. Implements `deltad.local.operations.Operations`."""
 
-    def __init__(self, config: Config, store: Store, *, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, config: Config, store: Store, *, limits: Limits = DEFAULT_LIMITS, backends: Candidates | None = None
+    ) -> None:
+        """Opens and measures backends, which blocks. `backends` are those of this build, unless given."""
         self.config = config
         self.store = store
         self.limits = limits
         self.boot = uuid.uuid4().hex
-        choice = select(config.backend.kind)
+        choice = probe(
+            config.backend.kind,
+            backends or candidates(config.backend.device, config.backend.memory_limit),
+            clock=time.monotonic,
+            on_switch=self.on_switch,
+        )
         self.backend, self.backend_reason = choice.backend, choice.reason
         self.announcements = Announcements()
-        self.metrics = Metrics.create(deltad.__version__, self.backend.name)
+        self.metrics = Metrics.create(deltad.__version__)
+        self.metrics.backend(self.backend.name, self.backend_reason)
         self.fleet = Fleet(config.daemon.name, self.boot, limits=limits)
         self.pullers = [self._puller(i) for i in range(len(config.upstreams))]
         self.unwell: dict[str, str] = {}
@@ -200,6 +210,7 @@ class Node:
             boot=self.boot,
             version=deltad.__version__,
             backend=self.backend.name,
+            backend_reason=self.backend_reason,
             uptime=now - self._started,
             ready=not reasons,
             reasons=tuple(reasons),
@@ -237,6 +248,15 @@ class Node:
         """A daemon below reported."""
         if self.fleet.receive(report, time.monotonic()):
             self.announcements.announce()
+
+    def on_switch(self, switch: Switch) -> None:
+        """Another backend computes from now on. Called on the thread that met it, unlike all else here."""
+        self.backend_reason = switch.reason
+        self.metrics.backend(switch.backend, switch.reason)
+        if switch.failed:
+            self.metrics.fell_back(switch.failed)
+        write = log.warning if switch.failed else log.info
+        write("backend_switched", backend=switch.backend, backend_reason=switch.reason)
 
     def describe_all(self) -> None:
         """Read the description of every version that is held. Blocks; called before anything is served."""

@@ -93,7 +93,7 @@ def render_page(view: StatusView) -> str:
     facts = [
         ("ready", "yes" if view.ready else "no: " + "; ".join(view.reasons)),
         ("version", view.version),
-        ("backend", view.backend),
+        ("backend", f"{view.backend}: {view.backend_reason}"),
         ("uptime", f"{view.uptime:.0f} s"),
         ("store", f"{view.store}, {view.store_bytes} bytes used, {view.free_bytes} bytes free"),
     ]

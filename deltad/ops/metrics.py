@@ -26,6 +26,8 @@ class Metrics:
 
     registry: CollectorRegistry
     build_info: Gauge
+    backend_info: Gauge
+    backend_fallbacks: Counter
     versions_published: Counter
     versions_pulled: Counter
     delta_bytes: Counter
@@ -45,8 +47,8 @@ class Metrics:
     ready: Gauge
 
     @classmethod
-    def create(cls, version: str, backend: str) -> Metrics:
-        """Fresh metrics of a daemon of this version, with this backend, in a registry of their own."""
+    def create(cls, version: str) -> Metrics:
+        """Fresh metrics of a daemon of this version, in a registry of their own."""
         registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -60,7 +62,13 @@ class Metrics:
 
         metrics = cls(
             registry=registry,
-            build_info=gauge("build_info", "Always 1; the labels tell what runs.", "version", "backend"),
+            build_info=gauge("build_info", "Always 1; the label tells what runs.", "version"),
+            backend_info=gauge(
+                "backend_info", "Always 1; the labels tell which backend computes, and why.", "backend", "reason"
+            ),
+            backend_fallbacks=counter(
+                "backend_fallbacks", "Times that work went on with the CPU because a device failed.", "backend"
+            ),
             versions_published=counter("versions_published", "Versions made durable from checkpoints here.", "run"),
             versions_pulled=counter("versions_pulled", "Versions pulled from upstreams.", "run"),
             delta_bytes=counter("delta_bytes", "Bytes of the edges that were published or pulled.", "run"),
@@ -87,8 +95,17 @@ class Metrics:
             store_free_bytes=gauge("store_free_bytes", "What may still be written on the store's file system."),
             ready=gauge("ready", "Whether /readyz says yes (1) or no (0)."),
         )
-        metrics.build_info.labels(version, backend).set(1)
+        metrics.build_info.labels(version).set(1)
         return metrics
+
+    def backend(self, name: str, reason: str) -> None:
+        """This backend computes from now on."""
+        self.backend_info.clear()
+        self.backend_info.labels(name, reason).set(1)
+
+    def fell_back(self, name: str) -> None:
+        """This device's backend failed, and the CPU's went on."""
+        self.backend_fallbacks.labels(name).inc()
 
     def published(self, info: VersionInfo) -> None:
         """A version was published here."""

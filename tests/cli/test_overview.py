@@ -35,6 +35,11 @@ def test_a_daemon_that_is_not_ready_says_why() -> None:
     assert line_with(text, "ready").endswith("no: disk reserve reached; watch of policy is silent")
 
 
+def test_the_backend_comes_with_the_reason_why_it_is_that_one() -> None:
+    text = shown(status(backend="numba", backend_reason="no GPU (cupy is not installed)"))
+    assert line_with(text, "backend").endswith("numba: no GPU (cupy is not installed)")
+
+
 def test_versions_stand_newest_first_with_their_cost() -> None:
     text = shown(status(V1, V2))
     newest = line_with(text, "v000002 (latest)")

@@ -72,6 +72,7 @@ def status(
         boot="boot-1",
         version="0.1.0",
         backend="numpy",
+        backend_reason="as configured",
         uptime=3725.0,
         ready=True,
         reasons=(),

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deltad.delta.backend import UNSIGNED, EncodedFrame, Lanes, Mode, Place, select
+from deltad.delta.backend import UNSIGNED, EncodedFrame, Lanes, Mode, Place, choose
 from deltad.delta.backend.numpy import NumpyBackend
 from deltad.errors import ConfigError, FormatError, IntegrityError
 from deltad.types import DTYPES
@@ -177,9 +177,8 @@ def test_the_portable_way_to_select_a_bit_is_right() -> None:
 
 WARM = """
 import os, numpy as np
-from deltad.delta.backend import select
-choice = select("numba")
-print(choice.reason)
+from deltad.delta.backend.numba.proof import proven
+print(proven()[1])
 if "WARM" in os.environ:
     from deltad.delta.backend.numba.proof import warm
     warm(["BF16"])
@@ -197,8 +196,8 @@ def started(root: Path, cache: Path, **environment: str) -> list[str]:
 
 
 def test_a_processor_without_wide_vectors_and_pdep_makes_the_same_frames(tmp_path: Path) -> None:
-    reason, _ = started(ROOT, tmp_path, NUMBA_CPU_NAME="generic", WARM="1")
-    assert reason.endswith("without PDEP")
+    finding, _ = started(ROOT, tmp_path, NUMBA_CPU_NAME="generic", WARM="1")
+    assert finding.endswith("without PDEP")
 
 
 def test_a_second_start_compiles_nothing_until_the_sources_change(tmp_path: Path) -> None:
@@ -212,32 +211,49 @@ def test_a_second_start_compiles_nothing_until_the_sources_change(tmp_path: Path
     assert started(root, cache)[1] == "0 1"
 
 
-def test_auto_takes_numba_and_says_so() -> None:
-    choice = select("auto")
-    assert isinstance(choice.backend, NumbaBackend)
-    assert choice.reason.startswith(f"numba {numba.__version__} works here")
+GUARDED = """
+from deltad.delta.backend import warm
+from deltad.delta.backend.fallback import Fallback
+from deltad.delta.backend.numba.encoding import encode
+from deltad.delta.backend.numba.engine import NumbaBackend
+from tests.kit.devices import Clock, FakeDevice
+device = FakeDevice()
+warm(Fallback(device, NumbaBackend(), reopen=FakeDevice, now=Clock(), on_switch=print))
+print(device.calls, len(encode.signatures))
+"""
 
 
-def test_without_numba_auto_takes_numpy_and_says_why() -> None:
+def test_warming_compiles_what_would_take_over_from_a_device_and_leaves_the_device_alone() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", GUARDED], env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["0", "1"]
+
+
+def test_without_numba_numpy_is_taken_and_a_daemon_says_why() -> None:
     script = (
-        "import sys; sys.modules['numba'] = None\n"
-        "from deltad.delta.backend import select\n"
+        "import sys, time; sys.modules['numba'] = None\n"
+        "from deltad.delta.backend import choose\n"
+        "from deltad.delta.backend.choice import candidates, probe\n"
         "from deltad.errors import ConfigError\n"
-        "print(select('auto').backend.name, '|', select('auto').reason)\n"
-        "try: select('numba')\n"
+        "print(choose().name)\n"
+        "print(probe('auto', candidates(0, None), clock=time.monotonic, on_switch=print).reason)\n"
+        "try: choose('numba')\n"
         "except ConfigError as error: print(error)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True)
-    first, second = done.stdout.splitlines()
-    assert first.startswith("numpy | numba does not work here: it cannot be imported")
-    assert second.startswith("[backend] kind = 'numba': expected numba that works here")
+    name, reason, refusal = done.stdout.splitlines()
+    assert name == "numpy"
+    assert "numba does not work here: it cannot be imported" in reason
+    assert refusal.startswith("[backend] kind = 'numba': expected numba that works here")
 
 
-def test_a_named_backend_is_taken_as_named() -> None:
-    assert select("numpy").backend.name == "numpy"
-    with pytest.raises(ConfigError, match="auto, numba or numpy"):
-        select("cuda")
+def test_a_cheap_choice_takes_numba_where_it_works() -> None:
+    assert isinstance(choose(), NumbaBackend)
+    assert isinstance(choose("numba"), NumbaBackend)
+    assert choose("numpy").name == "numpy"
+    with pytest.raises(ConfigError, match="auto, cupy, numba or numpy"):
+        choose("cuda")
 
 
 def test_positions_beyond_the_target_are_refused_before_anything_is_written() -> None:

@@ -158,6 +158,7 @@ def status_view(**changes: object) -> StatusView:
         boot="boot-1",
         version="0.1.0",
         backend="numpy",
+        backend_reason="as configured",
         uptime=12.5,
         ready=True,
         reasons=(),

@@ -49,7 +49,7 @@ class Operator:
 @pytest.fixture
 async def operator() -> AsyncIterator[Operator]:
     async with aiohttp.ClientSession() as http:
-        operator = Operator("", http, Metrics.create("0.1.0", "numpy"))
+        operator = Operator("", http, Metrics.create("0.1.0"))
         app = health_app(operator.metrics, reasons=lambda: operator.reasons, status=lambda: operator.status)
         runner = web.AppRunner(app)
         await runner.setup()
@@ -113,7 +113,7 @@ async def test_metrics_come_in_the_format_that_the_scraper_asks_for(operator: Op
     status, headers, body = await operator.get("/metrics")
     assert status == 200
     assert headers["Content-Type"].startswith("text/plain")
-    assert 'deltad_build_info{backend="numpy",version="0.1.0"} 1.0' in body
+    assert 'deltad_build_info{version="0.1.0"} 1.0' in body
     _, headers, body = await operator.get("/metrics", Accept="application/openmetrics-text;version=1.0.0")
     assert headers["Content-Type"].startswith("application/openmetrics-text")
     assert body.endswith("# EOF\n")

@@ -16,7 +16,7 @@ from tests.kit.operations import RUN, version_info
 
 @pytest.fixture
 def metrics() -> Metrics:
-    return Metrics.create("0.1.0", "numpy")
+    return Metrics.create("0.1.0")
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -24,7 +24,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def test_two_daemons_in_one_process_share_no_metric() -> None:
-    one, other = Metrics.create("1", "numpy"), Metrics.create("1", "numpy")
+    one, other = Metrics.create("1"), Metrics.create("1")
     one.published(version_info(1))
     assert value(one, "versions_published_total", run=RUN) == 1
     assert value(other, "versions_published_total", run=RUN) is None
@@ -70,6 +70,15 @@ def test_failures_are_counted_by_kind(metrics: Metrics) -> None:
     metrics.checkpoint_refused(RUN, CheckpointError("/checkpoints/step_1"))
     assert value(metrics, "pull_failures_total", upstream="http://u:1", kind="Peer") == 1
     assert value(metrics, "checkpoints_refused_total", run=RUN, reason="Checkpoint") == 1
+
+
+def test_the_backend_that_computes_now_is_the_only_one_shown(metrics: Metrics) -> None:
+    metrics.backend("cupy", "as configured")
+    metrics.backend("numba", "cupy failed")
+    metrics.fell_back("cupy")
+    assert value(metrics, "backend_info", backend="numba", reason="cupy failed") == 1
+    assert value(metrics, "backend_info", backend="cupy", reason="as configured") is None
+    assert value(metrics, "backend_fallbacks_total", backend="cupy") == 1
 
 
 def test_links_and_store_show_their_present_state(metrics: Metrics) -> None:

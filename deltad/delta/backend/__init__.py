@@ -1,4 +1,4 @@
-"""The operations that have several implementations, and how one is chosen.
+"""The operations that have several implementations: numpy, numba and, on a GPU, CuPy.
 
 All backends give the same bytes and the same arrays, and refuse the same input; `numpy` is the
 reference that the others are tested against.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -71,12 +70,16 @@ class EncodedFrame:
 class Backend(Protocol):
     """Encode, decode, apply and sum. Raises only what is said here, and writes nothing when it raises.
 
+    The backend of a device may raise DeviceError in any call, likewise with nothing written.
+
     `decode` and `decode_apply` get a coding and stream lengths that `check_coding` and `check_lengths`
     let pass, and must take any stream contents. Both raise FormatError where a stream is not used up exactly, asks
     for more than there is, names a rank or position outside, or is not in its one spelling.
     """
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What computes: numpy, numba or cupy."""
 
     def encode(
         self, old: Segments, new: Segments, places: Sequence[Place], dtype: DType, mode: Mode
@@ -114,54 +117,24 @@ class Backend(Protocol):
         """The share of contiguous bytes at `offset` of their tensor in its element sum. Shape [2]."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A backend, and why it is this one."""
-
-    backend: Backend
-    reason: str
-
-
 def choose(kind: str = "auto") -> Backend:
-    """The backend named in the configuration. Raises ConfigError for one that does not work here."""
-    return select(kind).backend
+    """The backend of this kind, at little cost. `auto` takes numba if it works here, else numpy, and no GPU.
 
+    Raises ConfigError for one that does not work here. A daemon probes instead: `deltad.delta.backend.choice.probe`.
+    """
+    from deltad.delta.backend import choice
 
-def select(kind: str = "auto") -> Choice:
-    """Like `choose`, with the reason. `auto` takes numba if it works here, else numpy."""
-    from deltad.delta.backend.numpy import NumpyBackend
-    from deltad.errors import ConfigError
-
-    if kind not in ("auto", "numba", "numpy"):
-        raise ConfigError(f"[backend] kind = {kind!r}", expected="auto, numba or numpy")
-    if kind == "numpy":
-        return Choice(NumpyBackend(), "as configured")
-    backend, finding = _numba()
-    if backend is not None:
-        return Choice(backend, finding)
-    if kind == "numba":
-        raise ConfigError(
-            "[backend] kind = 'numba'", expected="numba that works here", found=finding, hint="set it to 'auto'"
-        )
-    return Choice(NumpyBackend(), f"numba does not work here: {finding}")
+    return choice.choose(kind)
 
 
 def warm(backend: Backend, dtypes: Sequence[str] = ("BF16",)) -> None:
     """Have all compiled that frames of these dtypes need: seconds at a first start, and no commit waits for it."""
+    from deltad.delta.backend.fallback import Fallback
+
+    if isinstance(backend, Fallback):
+        # The device's kernels were compiled by the probe; the CPU's must not be when the device has just failed.
+        backend = backend.cpu
     if backend.name == "numba":
         from deltad.delta.backend.numba import proof
 
         proof.warm(dtypes)
-
-
-@cache
-def _numba() -> tuple[Backend | None, str]:
-    """The numba backend, if it can be imported and gives right answers, and what was found."""
-    try:
-        from deltad.delta.backend.numba.proof import proven
-    except ImportError as error:
-        return None, f"it cannot be imported ({error})"
-    try:
-        return proven()
-    except Exception as error:  # whatever a compiler may raise: there is another backend
-        return None, f"{type(error).__name__}: {error}"

@@ -28,6 +28,7 @@ class Limits:
     page_bytes: int = 4 * MIB
     page_chunks: int = 4096
     chunks: int = 500_000
+    coders: int = 64
     chunk_bytes: int = 8 * MIB
     frame_header_bytes: int = 1 * MIB
     frame_rects: int = 4096

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import Annotated
 
 import msgspec
 
@@ -43,7 +44,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[int, ...], msgspec.Meta(max_length=DEFAULT_LIMITS.tensor_dims)]
     alias_of: str = ""
 
     @property
@@ -84,8 +85,9 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
     """The tensor table of one variant and the files beside it. Content-addressed by `digest`."""
 
     format: int
-    tensors: tuple[TensorSpec, ...]
-    files: tuple[FileSpec, ...] = ()
+    # Such lengths are checked before the first element is made, which costs a dozen times its bytes.
+    tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(max_length=DEFAULT_LIMITS.tensors)]
+    files: Annotated[tuple[FileSpec, ...], msgspec.Meta(max_length=DEFAULT_LIMITS.files)] = ()
 
     @cached_property
     def digest(self) -> Digest:

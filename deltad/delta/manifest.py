@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -37,7 +38,8 @@ class ChunkRef(msgspec.Struct, frozen=True, array_like=True):
 class ChunkPage(msgspec.Struct, frozen=True):
     """A run of a manifest's chunk list, in order."""
 
-    chunks: tuple[ChunkRef, ...]
+    # Such lengths are checked before the first element is made, which costs a dozen times its bytes.
+    chunks: Annotated[tuple[ChunkRef, ...], msgspec.Meta(max_length=DEFAULT_LIMITS.page_chunks)]
 
 
 class PageRef(msgspec.Struct, frozen=True, array_like=True):
@@ -73,8 +75,8 @@ class Manifest(msgspec.Struct, frozen=True):
     base: State | None
     target: State
     sums: bytes
-    pages: tuple[PageRef, ...]
-    coders: tuple[int, ...]
+    pages: Annotated[tuple[PageRef, ...], msgspec.Meta(max_length=DEFAULT_LIMITS.chunks)]
+    coders: Annotated[tuple[int, ...], msgspec.Meta(max_length=DEFAULT_LIMITS.coders)]
     changed: int
     elements: int
     chunk_bytes: int

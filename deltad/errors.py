@@ -142,14 +142,6 @@ class UnavailableError(DeltadError):
     http_status = 503
 
 
-class DeviceError(DeltadError):
-    """A GPU cannot be used, or was lost or ran out of memory in the midst of work. Nothing was written."""
-
-    retryable = True
-    exit_code = 69
-    http_status = 503
-
-
 class PeerError(DeltadError):
     """A peer answered with something that the protocol does not allow. The sentence names the peer."""
 
@@ -170,3 +162,11 @@ class ReplicaError(DeltadError):
 
     exit_code = 70
     http_status = 409
+
+
+class DeviceError(DeltadError):
+    """A GPU that cannot be used, or that failed in the midst of work. The same work can go to another backend."""
+
+    retryable = True
+    exit_code = 69
+    http_status = 503

@@ -57,7 +57,7 @@ run = "other"
 [backend]
 kind = "cupy"
 device = 3
-memory_limit = "768MiB"
+memory_limit = "1536MiB"
 """
 
 
@@ -108,7 +108,7 @@ def test_every_key_is_understood(home: Path) -> None:
     assert (watch.quiet, watch.rescan, watch.on_conflict) == (0.5, 120.0, "new_epoch")
     assert (upstream.url, upstream.runs, upstream.connections) == ("http://border-b:7700", ("other",), 8)
     assert (fleet.policy, fleet.verify) == ("each", "after_resume")
-    assert (config.backend.kind, config.backend.device, config.backend.memory_limit) == ("cupy", 3, 768 * 1024**2)
+    assert (config.backend.kind, config.backend.device, config.backend.memory_limit) == ("cupy", 3, 1536 * 1024**2)
 
 
 def test_relative_paths_are_relative_to_the_file_and_not_to_the_process(home: Path) -> None:
@@ -140,7 +140,7 @@ def test_what_is_shown_loads_again_to_the_same_tree(home: Path) -> None:
 @given(
     path=st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1, max_size=20),
     milliseconds=st.integers(10, 10**9 - 1),
-    kibibytes=st.integers(2**18, 10**9 - 1),
+    kibibytes=st.integers(2**20, 10**9 - 1),
 )
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_path_duration_and_size_survive_being_shown(
@@ -251,7 +251,7 @@ FLEET = RUN + '[[fleet]]\nrun = "r"\n'
         (NAME + '[backend]\nmemory_limit = "2GB"\n', "backend.memory_limit", "'512MiB'"),
         (NAME + '[backend]\nmemory_limit = "2.5GiB"\n', "backend.memory_limit", "'512MiB'"),
         (NAME + '[backend]\nmemory_limit = "1GiB "\n', "backend.memory_limit", "'512MiB'"),
-        (NAME + '[backend]\nmemory_limit = "255MiB"\n', "backend.memory_limit", "at least 256MiB"),
+        (NAME + '[backend]\nmemory_limit = "1023MiB"\n', "backend.memory_limit", "at least 1GiB"),
         ("[daemon\n", "", "expected TOML in UTF-8"),
         ("a = 1\na = 2\n", "", "expected TOML in UTF-8"),
         (f"a = {'9' * 5000}\n", "", "expected TOML in UTF-8"),

@@ -17,8 +17,8 @@ from deltad.types import RunId, Variant, parse_daemon_name, parse_run, parse_var
 
 _CONNECTIONS = 64
 _DEVICES = 1024
-_DEVICE_MEMORY = 256 << 20
-"""The least with which a GPU can hold a frame's weights, old and new, beside what it makes of them."""
+_DEVICE_MEMORY = 1 << 30
+"""The least with which a GPU can hold one of the largest frames, old and new, and what it may turn into."""
 
 
 def _reads(parser: values.Parser, shows: Callable[[Any], object] = values.shown) -> Mapping[str, Any]:
@@ -138,7 +138,7 @@ class BackendConfig:
     `kind`: `auto` takes the fastest backend that works on this host; `cupy` (a GPU), `numba` and `numpy` name one.
     Default `auto`.
     `device`: the index of the GPU, as CUDA counts. Default 0.
-    `memory_limit`: how much of the GPU's memory may be taken, such as `512MiB`. Default `2GiB`.
+    `memory_limit`: how much of the GPU's memory may be taken, such as `1536MiB`. Default `2GiB`.
     """
 
     kind: Literal["auto", "cupy", "numba", "numpy"] = field(

@@ -196,6 +196,9 @@ def streams() -> dict[str, Hostile]:
             (*encode_gaps(np.arange(LANES - 300, LANES)), *values), starts=(0, 120)
         ),
         "values of unchanged lanes": context((gaps, marks, *values), starts=(0, 120), marked=1),
+        "values of a class that has no lanes": context(
+            (b"", b"", b"\0\0", b"", b"", gaps, marks, *values), starts=(0, 1), marked=1
+        ),
         "as many classes as there may be, all of them empty": context(
             (), starts=(*range(1, 12), 20, 30, 40, 50), small=12, marked=0xFFF, changed=20_000
         ),
@@ -215,7 +218,7 @@ def context(
     changed: int = 300,
     at: int = 0,
 ) -> Hostile:
-    """A context frame whose class `at` has these five streams, and whose other classes have nothing."""
+    """A context frame whose classes have these streams, from class `at` on, and nothing where they end."""
     starts = starts if starts[0] == 0 else (0, *starts)
     coding = Coding(Coder.CONTEXT, LANES, changed, small, starts, marked)
     parts = [b""] * (5 * coding.classes)

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltad.delta import FORMAT
-from deltad.delta.backend import Backend, Changes, Lanes, Place
+from deltad.delta.backend import Backend, Changes, Lanes, Place, warm
 from deltad.delta.backend.numpy import NumpyBackend
 from deltad.delta.codec import apply_chunk, read_patches
 from deltad.delta.coding import check_coding, check_lengths
@@ -55,7 +55,16 @@ STREAMS = kept_streams()
 FRAMES = [vector for vector in all_vectors() if len(vector.frame) < 4000]
 REFUSALS = (FormatError, IntegrityError)
 
-each_backend = pytest.mark.parametrize("backend", present(), ids=lambda backend: backend.name)
+BACKENDS = present()
+
+each_backend = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled() -> None:
+    """What a compiler takes is not what a frame takes."""
+    for backend in BACKENDS:
+        warm(backend, ["F8_E4M3", "BF16", "F32", "F64"])
 
 
 # Layouts, records, manifests and pages.

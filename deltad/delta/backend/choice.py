@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -151,13 +152,10 @@ def _usable(kind: str, backend: Backend | None, finding: str) -> Backend:
 
 
 def _cupy(device: int, memory_limit: int | None) -> Opened:
+    if find_spec("cupy") is None or find_spec(_CUDA) is None:
+        return None, "cupy is not installed"
     try:
         return import_module(_CUDA).open_backend(device, memory_limit), ""
-    except ModuleNotFoundError as error:
-        missing = error.name in ("cupy", _CUDA)
-        return None, "cupy is not installed" if missing else f"cupy cannot be imported ({error})"
-    except ImportError as error:
-        return None, f"cupy cannot be imported ({error})"
     except DeviceError as error:
         return None, str(error)
 

@@ -2,8 +2,9 @@
 
     python -m bench readme [NAME ...] [--check]
 
-With names only their tables are looked at. The table of a bench stands between `<!-- bench NAME -->` and `<!-- end of bench NAME -->`. A result that is
-older than the code it measures fails the command, and so does `--check` where the README has other tables.
+With names only their tables are looked at. The table of a bench stands between `<!-- bench NAME -->` and
+`<!-- end of bench NAME -->`. A result that is older than the code it measures fails the command, and so does
+`--check` where the README has other tables.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`python -m bench NAME [--quick] [--json PATH]`: measure, print a table, write the result.
 
-`all` runs every bench; `readme [--check]` makes the tables in README.md from the results.
+`all` runs every bench; `readme [NAME ...] [--check]` makes the tables in README.md from the results.
 Ends with 0 when everything was measured or skipped with a reason, whether or not each must was met: a row
 that misses its must is a result. Ends with 1 when something that was to be measured failed.
 """
@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "name", choices=(*BENCHES, "all", "readme"), help="which bench, or all of them, one after the other"
     )
+    parser.add_argument("tables", nargs="*", metavar="NAME", help="with `readme`: only these tables")
     parser.add_argument("--quick", action="store_true", help="within 50 s on two cores; leaves no result file")
     parser.add_argument(
         "--json", type=Path, metavar="PATH", help="also write the result here (with `all`: a directory)"
@@ -32,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="with `readme`: only tell whether its tables are right")
     options = parser.parse_args(arguments)
     if options.name == "readme":
-        return _readme(check=options.check)
+        return _readme(options.tables, check=options.check)
+    if options.tables:
+        parser.error(f"unrecognized arguments: {' '.join(options.tables)}")
     names = BENCHES if options.name == "all" else (options.name,)
     failed = False
     for name in names:
@@ -50,9 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _readme(*, check: bool) -> int:
+def _readme(tables: Sequence[str], *, check: bool) -> int:
     try:
-        readme.update(lambda name: importlib.import_module(f"bench.{name}").PATHS, check=check)
+        readme.update(lambda name: importlib.import_module(f"bench.{name}").PATHS, tables, check=check)
     except readme.ReadmeError as error:
         print(error, file=sys.stderr)
         return 1

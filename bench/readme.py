@@ -1,15 +1,16 @@
 """The tables in README.md, made from the result files of full runs and from nothing else.
 
-    python -m bench readme [--check]
+    python -m bench readme [NAME ...] [--check]
 
-The table of a bench stands between `<!-- bench NAME -->` and `<!-- end of bench NAME -->`. A result that is
-older than the code it measures fails the command, and so does `--check` where the README has other tables.
+With names only their tables are looked at. The table of a bench stands between `<!-- bench NAME -->` and
+`<!-- end of bench NAME -->`. A result that is older than the code it measures fails the command, and so does
+`--check` where the README has other tables.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from bench import harness
@@ -24,12 +25,24 @@ class ReadmeError(Exception):
     """A table cannot be made, or is not what the results say."""
 
 
-def fill(text: str, results: Path, paths_of: Callable[[str], Sequence[str]], root: Path = harness.ROOT) -> str:
-    """`text` with every marked table made anew. Raises ReadmeError with every reason why one cannot be."""
-    reasons: list[str] = []
+def fill(
+    text: str,
+    results: Path,
+    paths_of: Callable[[str], Sequence[str]],
+    root: Path = harness.ROOT,
+    names: Collection[str] = (),
+) -> str:
+    """`text` with every marked table, or only those of `names`, made anew.
+
+    Raises ReadmeError with every reason why one cannot be, and for a name that has no table.
+    """
+    marked = {found[1] for found in _TABLE.finditer(text)}
+    reasons = [f"bench {name}: it has no table in the README" for name in names if name not in marked]
 
     def table(found: re.Match[str]) -> str:
         name = found[1]
+        if names and name not in names:
+            return found[0]
         try:
             result = harness.read(results / f"{name}.json")
         except FileNotFoundError:
@@ -45,10 +58,12 @@ def fill(text: str, results: Path, paths_of: Callable[[str], Sequence[str]], roo
     return filled
 
 
-def update(paths_of: Callable[[str], Sequence[str]], *, check: bool, readme: Path = README) -> None:
+def update(
+    paths_of: Callable[[str], Sequence[str]], names: Collection[str] = (), *, check: bool, readme: Path = README
+) -> None:
     """Fill README.md, or with `check` only compare. Raises ReadmeError."""
     text = readme.read_text(encoding="utf-8")
-    filled = fill(text, harness.RESULTS, paths_of)
+    filled = fill(text, harness.RESULTS, paths_of, names=names)
     if filled == text:
         return
     if check:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -245,22 +245,13 @@ class Fleet:
         own = RegionView(self.region({run: Standing(versions)}, now), age=0.0, fresh=True)
         below = (self._region_view(self._regions[name], {run: lineage}, now) for name in sorted(self._regions))
         regions = tuple(_only(view, run) for view in (own, *below) if view is own or run in view.report.runs)
-        replicas = [replica for _, replica in _replicas(regions, run)]
+        replicas = [replica for region in regions for replica in region.report.runs[run].replicas]
         return FleetView(
             run=run,
             version=str(wanted) if wanted else "",
             verified=sum(_serves(replica, wanted) for replica in replicas),
             replicas=len(replicas),
             regions=regions,
-        )
-
-    def verified_on(self, run: RunId, version: Version, versions: Sequence[VersionInfo], now: float) -> tuple[str, ...]:
-        """The replicas that serve `version` or a newer one, as `daemon/replica`."""
-        view = self.view(run, versions, now, version=version)
-        return tuple(
-            f"{daemon}/{replica.replica}"
-            for daemon, replica in _replicas(view.regions, run)
-            if _serves(replica, version)
         )
 
     def _own_runs(self, standings: Mapping[RunId, Standing], now: float) -> dict[str, RunReport]:
@@ -338,12 +329,6 @@ def _serves(replica: ReplicaReport, version: Version | None) -> bool:
 def _only(view: RegionView, run: str) -> RegionView:
     runs = {run: view.report.runs[run]}
     return RegionView(msgspec.structs.replace(view.report, runs=runs), view.age, view.fresh)
-
-
-def _replicas(regions: Sequence[RegionView], run: str) -> Iterator[tuple[str, ReplicaReport]]:
-    for view in regions:
-        for replica in view.report.runs[run].replicas:
-            yield view.report.daemon, replica
 
 
 def _fit(report: RegionReport, limit: int) -> RegionReport:

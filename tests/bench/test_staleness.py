@@ -117,6 +117,16 @@ def test_the_readme_is_not_filled_without_a_result(repository: Path, tmp_path: P
         fill(TEXT, tmp_path, lambda name: ["code"], repository)
 
 
+def test_a_table_is_filled_alone_where_others_are_stale(repository: Path, tmp_path: Path) -> None:
+    harness.write(result(harness.this_commit(["code"], repository)), tmp_path / "codec.json")
+    both = TEXT + "<!-- bench demo -->\nas it was\n<!-- end of bench demo -->\n"
+    filled = fill(both, tmp_path, lambda name: ["code"], repository, names=["codec"])
+    assert "| bytes | 0.450 × |" in filled
+    assert "as it was" in filled
+    with pytest.raises(ReadmeError, match="bench other: it has no table"):
+        fill(both, tmp_path, lambda name: ["code"], repository, names=["codec", "other"])
+
+
 def test_a_readme_without_marks_needs_no_result(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
     path.write_text("nothing was measured\n")

@@ -23,7 +23,7 @@ from deltad.client.messages import (
 from deltad.errors import ConflictError, DeltadError, FormatError, LimitError, NotFoundError, ReplicaError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.fleet import REPORTED_VERSIONS, Fleet, Standing
-from deltad.types import RunId, Version
+from deltad.types import RunId, Version, parse_version
 from tests.kit.operations import RUN, root_for, version_info
 
 VERSIONS = [version_info(number) for number in (1, 2, 3, 5)]
@@ -53,9 +53,18 @@ def with_replica(fleet: Fleet, request: StateRequest | None = None, *, name: str
 
 def verified(fleet: Fleet, number: int, now: float = 0.0, versions: Sequence[VersionInfo] = VERSIONS) -> int:
     view = fleet.view(RUN, versions, now, version=v(number))
-    named = fleet.verified_on(RUN, v(number), versions, now)
-    assert view.verified == len(named)
+    assert view.verified == len(serving(fleet, number, now, versions))
     return view.verified
+
+
+def serving(fleet: Fleet, number: int, now: float = 0.0, versions: Sequence[VersionInfo] = VERSIONS) -> tuple[str, ...]:
+    """The replicas that are shown as proven at version `number` or a newer one, as `daemon/replica`."""
+    return tuple(
+        f"{region.report.daemon}/{replica.replica}"
+        for region in fleet.view(RUN, versions, now).regions
+        for replica in region.report.runs[RUN].replicas
+        if replica.state in PROVEN and replica.root and parse_version(replica.version) >= v(number)
+    )
 
 
 def only_replica(fleet: Fleet, now: float = 0.0, versions: Sequence[VersionInfo] = VERSIONS) -> ReplicaReport:
@@ -84,7 +93,7 @@ def report_from(
 def test_a_replica_that_read_its_version_back_counts_for_it_and_all_before() -> None:
     fleet = with_replica(make_fleet(), state(ReplicaState.VERIFIED, 3))
     assert [verified(fleet, number) for number in (1, 2, 3, 4, 5)] == [1, 1, 1, 0, 0]
-    assert fleet.verified_on(RUN, v(3), VERSIONS, 0.0) == ("a/r0",)
+    assert serving(fleet, 3, 0.0) == ("a/r0",)
 
 
 @pytest.mark.parametrize("which", ["registered", "committing", "committed", "rolled-back", "fenced"])
@@ -300,8 +309,8 @@ def test_reports_pass_through_a_daemon_in_the_middle() -> None:
     middle.receive(bottom.region_report(STANDINGS, 0.0), 0.0)
     with_replica(middle, state(ReplicaState.VERIFIED, 3))
     assert top.receive(middle.region_report(STANDINGS, 1.0), 1.0)
-    assert top.verified_on(RUN, v(3), VERSIONS, 1.0) == ("b/r0", "c/r0")
-    assert top.verified_on(RUN, v(5), VERSIONS, 1.0) == ("c/r0",)
+    assert serving(top, 3, 1.0) == ("b/r0", "c/r0")
+    assert serving(top, 5, 1.0) == ("c/r0",)
     assert [region.report.daemon for region in top.regions(STANDINGS, 1.0)] == ["b", "c"]
 
 
@@ -323,7 +332,7 @@ def test_two_ways_to_one_daemon_count_it_once() -> None:
     inner = report_from("c", boot="boot-c")
     top.receive(report_from("b", below=(inner,)), 0.0)
     top.receive(report_from("d", boot="boot-d", below=(inner,)), 0.0)
-    assert top.verified_on(RUN, v(3), VERSIONS, 0.0) == ("b/r0", "c/r0", "d/r0")
+    assert serving(top, 3, 0.0) == ("b/r0", "c/r0", "d/r0")
 
 
 def test_daemons_that_pull_from_each_other_do_not_count_themselves_below() -> None:

@@ -286,7 +286,7 @@ CLASSES = {"coder": 2, "starts": (0,), "streams": ((2, 2), (0, 0), (1, 1), (0, 0
     [
         ({"format": 0}, "expected format 1, found format 0"),
         ({"format": 2}, "expected format 1, found format 2"),
-        ({"coder": 3}, "found coder 3"),
+        ({"coder": 4}, "found coder 4"),
         ({"coder": -1}, "found coder -1"),
         ({"dtype": "F32"}, "dtype BF16"),
         ({"rects": ()}, "rectangles"),

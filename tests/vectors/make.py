@@ -180,7 +180,7 @@ def written(  # noqa: PLR0917
     before, after = read_segments(base, rects, layout), read_segments(target, rects, layout)
     writer = FrameWriter(layout, backend, mode or "blind", DEFAULT_LIMITS)  # type: ignore[arg-type]
     if not mode:
-        (frame,) = writer.raw(rects, after)
+        (frame,) = writer.whole(rects, after)
         return frame.data
     encoded = writer.encode(rects, before, after)
     return b"" if encoded is None else writer.coded(rects, before, after, encoded).data

@@ -41,6 +41,7 @@ def warm(dtypes: Sequence[str] = ("BF16",)) -> None:
     for name in dtypes:
         for mode in ("blind", "dense"):
             _prove(DTYPES[name], mode)
+        _prove_packing(DTYPES[name])
 
 
 def _prove(dtype: DType, mode: Mode) -> None:
@@ -60,6 +61,16 @@ def _prove(dtype: DType, mode: Mode) -> None:
     backend.decode_apply(found.coding, found.sums[0], found.streams, [at_once], places, dtype)
     if not (np.array_equal(by_parts, new) and np.array_equal(at_once, new)):
         raise AssertionError(f"numba: a {mode} frame of {dtype.name} is not decoded to its target")
+
+
+def _prove_packing(dtype: DType) -> None:
+    backend = NumbaBackend()
+    lanes = _sample_of(dtype)[0] >> UNSIGNED[dtype.lane_bytes](4)
+    streams = backend.pack([lanes], dtype)
+    if [bytes(stream) for stream in streams] != [bytes(stream) for stream in NumpyBackend().pack([lanes], dtype)]:
+        raise AssertionError(f"numba: another packed frame of {dtype.name} than numpy's")
+    if not np.array_equal(backend.unpack(streams, lanes.size, dtype), lanes):
+        raise AssertionError(f"numba: a packed frame of {dtype.name} is not unpacked to its lanes")
 
 
 def _sample_of(dtype: DType) -> tuple[Lanes, Lanes]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltad.delta.backend import Lanes, Segments, Stream
-from deltad.delta.coding import BLOCK_SYMBOLS, LONGEST_CODE, STREAMS_PER_PLANE, TABLE_BYTES, blocks_of
+from deltad.delta.coding import BLOCK_SYMBOLS, STREAMS_PER_PLANE, TABLE_BYTES, blocks_of
 from deltad.delta.digest import U64
 from deltad.delta.huffman import WINDOWS, Code, code_lengths, read_table, write_table
 from deltad.delta.planes import byte_planes, from_byte_planes

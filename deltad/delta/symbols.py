@@ -141,7 +141,7 @@ def pack_bits(numbers: U64, lengths: U64) -> bytes:
     """The low `lengths` bits of each number, least significant first, in little-endian words of 32 bits."""
     ends = np.cumsum(lengths, dtype=np.uint64)
     total = int(ends[-1]) if ends.size else 0
-    words = np.zeros((total + 31) // 32 + 2, np.uint64)
+    words = np.zeros((total + 31) // 32 + 3, np.uint64)  # a number of no bits may be the last
     at = ends - lengths
     word, shift = (at >> np.uint64(5)).astype(np.intp), at & np.uint64(31)
     low, high = (numbers & _WORD) << shift, (numbers >> _HALF) << shift

@@ -58,6 +58,9 @@ def all_made() -> Iterator[Vector]:
     yield everything("fast")
     yield raw("BF16")
     yield raw("F64")
+    for name, lanes in (("BF16", 700), ("F16", 500), ("F32", 500), ("F64", 300), ("F8_E4M3", 500), ("I32", 400)):
+        yield packed(name, lanes)
+    yield packed_blocks()
     yield rectangles("blind")
     yield rectangles("dense")
     for mode in ("fast", "mid", "dense"):
@@ -97,6 +100,32 @@ def everything(mode: Mode) -> Vector:
 def raw(name: str) -> Vector:
     old, new = drawn(f"raw {name}", 20, DTYPES[name]), drawn(f"raw {name}, new", 20, DTYPES[name])
     return framed(f"raw-{name.lower()}", {"w": (name, (4, 5))}, (Rect(0, (0, 0), (4, 5)),), "", [old], [new])
+
+
+def packed(name: str, lanes: int) -> Vector:
+    """Each exponent half as often as the one above; integers likewise. All but the last lane in a rectangle alone."""
+    dtype = DTYPES[name]
+    draws = drawn(f"packed {name}", lanes, DTYPES["U64"])
+    depth = sum(((draws & np.uint64((2 << bit) - 1)) == 0).astype(np.uint64) for bit in range(12))
+    new = depth
+    if name in MANTISSA_BITS:
+        mantissa = np.uint64(MANTISSA_BITS[name])
+        top = np.uint64(exponents(dtype) * 3 // 4)
+        fraction = draws >> np.uint64(16) & (np.uint64(1) << mantissa) - np.uint64(1)
+        new = top - depth << mantissa | fraction | draws >> np.uint64(63) << np.uint64(8 * dtype.lane_bytes - 1)
+    new = new.astype(UNSIGNED[dtype.lane_bytes])
+    tensors = {"w": (name, (lanes - 1,)), "x": (name, ())}
+    rects = (Rect(0, (0,), (lanes - 1,)), Rect(1, (), ()))
+    parts = [new[:-1], new[-1:]]
+    return framed(f"packed-{name.lower()}", tensors, rects, "", [np.zeros_like(part) for part in parts], parts)
+
+
+def packed_blocks() -> Vector:
+    """Two blocks, and codewords of every length from 1 to 12."""
+    counts = [1, *(1 << bit for bit in range(12)), 200]
+    symbols = np.repeat(np.array([*range(40, 53), 52], np.uint8), counts)
+    order = np.argsort(drawn("packed blocks", symbols.size, DTYPES["U64"]), kind="stable")
+    return whole("packed-u8-blocks", DTYPES["U8"], "", np.zeros_like(symbols), symbols[order])
 
 
 def rectangles(mode: Mode) -> Vector:
@@ -148,7 +177,7 @@ def unchecked() -> Vector:
     return replace(vector, name="unchecked-blind", mode="folded", frame=data)
 
 
-def whole(name: str, dtype: DType, mode: Mode, old: Lanes, new: Lanes) -> Vector:
+def whole(name: str, dtype: DType, mode: Mode | Literal[""], old: Lanes, new: Lanes) -> Vector:
     """One frame over one tensor of one dimension."""
     elements = old.size * 8 * dtype.lane_bytes // dtype.bits
     rects = (Rect(0, (0,), (old.size,)),)

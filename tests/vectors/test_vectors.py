@@ -62,6 +62,12 @@ def test_a_vector_is_written_with_the_same_header_and_plain_streams(vector: Vect
 
 
 @each_backend
+@pytest.mark.parametrize("vector", [v for v in VECTORS if not v.mode], ids=lambda v: v.name)
+def test_a_whole_vector_is_written_with_the_very_same_bytes(vector: Vector, backend: Backend) -> None:
+    assert written(vector.layout, vector.rects, "", vector.base, vector.target, backend) == vector.frame
+
+
+@each_backend
 @each_vector
 def test_a_vector_with_any_byte_changed_is_refused_with_nothing_written_or_is_right(
     vector: Vector, backend: Backend

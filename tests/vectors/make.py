@@ -22,6 +22,7 @@ from deltad.delta.digest import pack_sums, root_of
 from deltad.delta.emit import FrameWriter
 from deltad.delta.encoding import encode, sha256
 from deltad.delta.frame import Rect, read_chunk, write_frame
+from deltad.delta.huffman import code_lengths
 from deltad.delta.layout import FileSpec, Layout, TensorSpec
 from deltad.delta.manifest import EdgeKind, Manifest, State, make_pages
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
@@ -44,6 +45,7 @@ def main() -> None:
     for vector in all_made():
         vector.write()
     (HERE / "symbols.json").write_text(lines(symbols()))
+    (HERE / "codes.json").write_text(lines(codes()))
     (HERE / "edge.json").write_text(lines(edge()))
 
 
@@ -226,6 +228,28 @@ def symbols() -> dict[str, object]:
         numbers = sorted(number for number in powers if 0 <= number <= scheme.top)
         spelled, bits = to_symbols(np.array(numbers, np.uint64), scheme)
         found[name] = {"numbers": numbers, "symbols": spelled.hex(), "bits": bits.hex()}
+    return found
+
+
+def codes() -> dict[str, object]:
+    """Counts of symbols from 0 on, and the lengths of their codewords."""
+    fibonacci = [1, 1]
+    while len(fibonacci) < 30:
+        fibonacci.append(fibonacci[-1] + fibonacci[-2])
+    counts = {
+        "two": [5, 1],
+        "equal, three": [0, 7, 7, 0, 7],
+        "equal, all": [3] * 256,
+        "ties of sums and leaves": [1, 1, 2, 2, 4, 4, 8, 8, 3, 5],
+        "too steep for the limit": fibonacci,
+        "steep and shuffled": fibonacci[::2] + fibonacci[1::2],
+        "a long tail": [1 << 30, *[1] * 255],
+        "drawn": (drawn("counts", 256, DTYPES["U32"]) >> (drawn("shifts", 256, DTYPES["U32"]) % 32)).tolist(),
+    }
+    found: dict[str, object] = {}
+    for name, symbols in counts.items():
+        lengths = code_lengths(np.array(symbols + [0] * (256 - len(symbols)), np.int64))
+        found[name] = {"counts": symbols, "lengths": lengths[: len(symbols)].tolist()}
     return found
 
 

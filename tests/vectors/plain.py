@@ -115,6 +115,19 @@ def uncoded(table: bytes, sizes: bytes, words: bytes, count: int) -> Iterator[in
     assert not words
 
 
+def code_lengths(counts: Sequence[int]) -> list[int]:
+    """The lengths of the codewords that a writer gives to symbols with these counts."""
+    leaves = [(count, [symbol]) for count, symbol in sorted((n, symbol) for symbol, n in enumerate(counts) if n)]
+    # Every entry names the leaves that it is made of, through all lists down; a sort keeps leaves before equal sums.
+    entries = leaves
+    for _ in range(11):
+        pairs = zip(entries[0::2], entries[1::2], strict=False)
+        sums = [(a + b, of_a + of_b) for (a, of_a), (b, of_b) in pairs]
+        entries = sorted(leaves + sums, key=lambda entry: entry[0])
+    taken = [symbol for _, symbols in entries[: 2 * len(leaves) - 2] for symbol in symbols]
+    return [taken.count(symbol) for symbol in range(len(counts))]
+
+
 def positions(rect: Any, tensors: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
     """(tensor, canonical position) of every lane, row-major."""
     tensor, offset, extent = rect

@@ -23,7 +23,7 @@ from deltad.types import DTYPES
 from tests.kit.backends import present
 from tests.kit.weights import ArrayWeights
 from tests.vectors import plain
-from tests.vectors.make import all_made, edge, symbols, written
+from tests.vectors.make import all_made, codes, edge, symbols, written
 from tests.vectors.vector import HERE, Vector, all_vectors
 
 VECTORS = all_vectors()
@@ -125,6 +125,13 @@ def test_numbers_are_spelled_as_the_vectors_say() -> None:
         spelled, bits = bytes.fromhex(vector["symbols"]), bytes.fromhex(vector["bits"])
         assert to_symbols(numbers, scheme) == (spelled, bits)
         assert np.array_equal(from_symbols(spelled, bits, scheme), numbers)
+
+
+def test_codes_are_made_as_the_vectors_say_and_as_the_document_says() -> None:
+    kept = json.loads((HERE / "codes.json").read_text())
+    assert kept == codes()
+    for vector in kept.values():
+        assert plain.code_lengths(vector["counts"]) == vector["lengths"]
 
 
 @each_backend

@@ -254,6 +254,32 @@ def test_lengths_that_no_writer_gives_are_refused_or_what_they_hold_is(
         return
 
 
+POSSIBLE = [(0, 0, 300), (1, 0, 0), (128, 2, 4), (128, 2, 452)]
+IMPOSSIBLE = [
+    *((0, 0, 0), (0, 0, 299), (0, 2, 300), (0, 0, 301)),
+    *((1, 2, 0), (1, 0, 1), (2, 0, 0), (300, 0, 0)),
+    *((127, 2, 8), (129, 2, 8), (128, 0, 8), (128, 1, 8), (128, 4, 8), (128, 2, 0), (128, 2, 7), (128, 2, 456)),
+]
+
+
+def test_lengths_of_a_plane_are_refused_unless_they_are_those_of_a_kind() -> None:
+    for lengths in POSSIBLE:
+        check_lengths(Coding(Coder.PACKED, 300, 300), U8, lengths)
+    for lengths in IMPOSSIBLE:
+        with pytest.raises(FormatError, match="plane 0"):
+            check_lengths(Coding(Coder.PACKED, 300, 300), U8, lengths)
+    two_blocks = BLOCK_SYMBOLS + 2
+    check_lengths(Coding(Coder.PACKED, two_blocks, two_blocks), U8, (128, 4, 4 * (1536 + 1)))
+    for lengths in ((128, 4, 4 * (1536 + 2)), (128, 2, 400), (128, 6, 400)):
+        with pytest.raises(FormatError, match="plane 0"):
+            check_lengths(Coding(Coder.PACKED, two_blocks, two_blocks), U8, lengths)
+    for count in (0, 3, 5, 9):
+        with pytest.raises(FormatError, match="6 streams"):
+            check_lengths(
+                Coding(Coder.PACKED, 300, 300), DTYPES["BF16"], [0, 0, 300] * (count // 3) + [0] * (count % 3)
+            )
+
+
 @backends
 def test_what_does_not_end_where_its_block_does_is_refused(backend: Backend) -> None:
     plane = plane_of(BLOCK_SYMBOLS + 700)

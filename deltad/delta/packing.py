@@ -55,12 +55,11 @@ def pack_plane(plane: Plane, counts: Counts, encode: Encode) -> list[Stream]:
     used = np.flatnonzero(counts)
     if used.size == 1:
         return [bytes([int(used[0])]), b"", b""]
-    code = Code.of(code_lengths(counts))
-    bits = int((counts * code.lengths).sum())
-    if _gains(bits // 32, plane.size):
-        sizes, words = encode(plane, code)
+    lengths = code_lengths(counts)
+    if _gains(int((counts * lengths).sum()) // 32, plane.size):  # before blocks are filled up to whole words
+        sizes, words = encode(plane, Code.of(lengths))
         if _gains(words.size, plane.size):
-            return [write_table(code.lengths), sizes.tobytes(), words.tobytes()]
+            return [write_table(lengths), sizes.tobytes(), words.tobytes()]
     return [b"", b"", plane.tobytes()]
 
 

@@ -26,7 +26,7 @@ from typing import get_args
 
 import numpy as np
 
-from bench import pairs, rivals, slices
+from bench import anchors, pairs, rivals, slices
 from bench.frames import Frames, backend, checked, delta_bytes, full_digest
 from bench.harness import ROOT, Measurement, Spec, median_of, skipped
 from bench.pairs import FRESH, PAIRS, Pair, States
@@ -43,6 +43,7 @@ PATHS = (
     *(
         f"bench/{name}"
         for name in (
+            "anchors.py",
             "codec.py",
             "data",
             "frames.py",
@@ -92,6 +93,7 @@ SPECS = (
     _size("XOR per tensor (slime) / dense XOR", _MEAN),
     _size("int32 gaps and values (vLLM, TRL) / dense XOR", _MEAN),
     _size("zstd --patch-from / dense XOR", "first 32 MiB"),
+    *anchors.SIZES,
     _rate("encode / memcpy, blind", 0.6, 0.9),
     _rate("encode / memcpy, context fast", 0.5, 0.85),
     _rate("encode / memcpy, context mid"),
@@ -106,6 +108,7 @@ SPECS = (
     _rate("full digest / memcpy", 1.0, 1.5),
     _rate("two threads / one, encode, over memcmp's", 0.85, 1.0),
     _rate("two threads / one, decode and apply, over memcmp's", 0.85, 1.0),
+    *anchors.RATES,
     Spec(name="resident memory above baseline", unit="MiB", direction="min", must=128, aim=64),
     _rate("encode to files / cwtrain write_delta", 8, 15),
     _rate("apply from files / cwtrain apply_delta", 8, 20),
@@ -142,6 +145,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
     subject = Subject.of(states)
     note = f"{states.pair.name}: {100 * states.density:.2f} % changed, {states.old.nbytes / 1e6:.0f} MB"
     yield from _memory_rates(subject, fast, note)
+    yield from anchors.rates(subject, fast, note)
     yield from _digest_rates(subject, fast, quick=quick)
     yield from _thread_rates(subject, fast)
     with tempfile.TemporaryDirectory(prefix="deltad-bench-", dir=_scratch(6 * states.old.nbytes)) as directory:
@@ -192,6 +196,7 @@ def _sizes(coder: Backend, *, quick: bool) -> Iterator[Measurement]:
     ):
         yield _both(what, single, of, ours_not)[0]
     yield _patch_from(there, quick=quick)
+    yield from anchors.sizes(slices.load(there[0]) if quick else pairs.load(there[0]), coder)
 
 
 def _sizes_of(states: States, coder: Backend) -> Sizes:

@@ -17,7 +17,7 @@ from bench.subject import Subject
 from deltad.delta import FORMAT
 from deltad.delta.backend import Backend, Mode
 from deltad.delta.codec import DELTA_FRAME_BYTES, EdgeEncoder, sum_weights
-from deltad.delta.coding import Coder
+from deltad.delta.coding import WHOLE
 from deltad.delta.digest import U64, pack_sums, tensor_seed, unpack_sums, zero_sum
 from deltad.delta.emit import FrameWriter
 from deltad.delta.encoding import encode
@@ -75,8 +75,8 @@ class Frames:
         """Parse, decompress, decode, check and apply whole frames in place, following the sums."""
         for frame in read_chunk(data, self.layout):
             header = frame.header
-            if header.coder == Coder.RAW:
-                raise ValueError("a raw frame: these states differ too much to measure a delta with")
+            if header.coder in WHOLE:
+                raise ValueError("a whole frame: these states differ too much to measure a delta with")
             self.backend.decode_apply(
                 header.coding,
                 unpack_sums(header.check, 1)[0] if self.digest else zero_sum(),

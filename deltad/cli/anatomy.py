@@ -8,9 +8,12 @@ from pathlib import Path
 from deltad.cli.layouts import layout_blocks
 from deltad.cli.objects import Chunk, Found, coder_name
 from deltad.cli.output import Block, Cell, Facts, Line, Table, columns, count, percent, size, when
+from deltad.delta.coding import Coder
+from deltad.delta.frame import FrameHeader
 from deltad.delta.layout import Layout
 from deltad.delta.manifest import ChunkPage, ChunkRef, Manifest, State
 from deltad.delta.record import EdgeRef, VersionRecord
+from deltad.types import DTYPES
 
 _SHOWN = 20
 
@@ -110,14 +113,23 @@ def _frame_blocks(chunk: Chunk, everything: bool) -> list[Block]:
     for frame in shown:
         tensors = sorted({rect.tensor for rect in frame.rects})
         span = str(tensors[0]) if len(tensors) == 1 else f"{tensors[0]} to {tensors[-1]}"
-        plain, stored = (sum(lengths[i] for lengths in frame.streams) for i in (0, 1))
+        stored = sum(length for _, length in frame.streams)
         share = percent(frame.changed / frame.lanes) if frame.lanes else "–"
-        rows.append((coder_name(frame.coder), frame.dtype, span, f"{frame.lanes:,}", share, size(plain), size(stored)))
+        rows.append(
+            (coder_name(frame.coder), frame.dtype, span, f"{frame.lanes:,}", share, size(_plain(frame)), size(stored))
+        )
     heads = columns("coder", "dtype", "tensors", ">lanes", ">changed", ">plain", ">stored")
     blocks: list[Block] = [Table(count(len(chunk.frames), "frame"), heads, rows)]
     if more := len(chunk.frames) - len(shown):
         blocks.append(Line(f"{count(more, 'more frame')}; --all lists all of them"))
     return blocks
+
+
+def _plain(frame: FrameHeader) -> int:
+    """The size of what a frame holds before it is coded any further; a packed one's streams do not tell."""
+    if frame.coder == Coder.PACKED and frame.dtype in DTYPES:
+        return frame.lanes * DTYPES[frame.dtype].lane_bytes
+    return sum(length for length, _ in frame.streams)
 
 
 def _parent(record: VersionRecord) -> str:

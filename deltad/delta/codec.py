@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from deltad.delta.backend import Backend, Changes, EncodedFrame, Lanes, Mode, Positions, Segments
+from deltad.delta.backend import UNSIGNED, Backend, Changes, EncodedFrame, Lanes, Mode, Positions, Segments
 from deltad.delta.backend.numpy import check_sums
-from deltad.delta.coding import Coder
+from deltad.delta.coding import WHOLE, Coder
 from deltad.delta.difference import compose, inverse
 from deltad.delta.digest import U64, root_of, sum_changes, tensor_seed, unpack_sums
 from deltad.delta.emit import ChunkBuilder, EncodedChunk, FrameWriter, WrittenFrame, share_of_lanes
 from deltad.delta.frame import Frame, Rect, plan_frames, read_chunk
 from deltad.delta.layout import Layout, TensorSpec
-from deltad.delta.planes import from_byte_planes
 from deltad.delta.weights import (
     Weights,
     all_contiguous,
@@ -108,7 +107,7 @@ class EdgeEncoder:
         if self.base is None:
             for rect in rects:
                 self.changed[rect.tensor] += np.uint64(rect.lanes)
-            yield from self._writer.raw(rects, new)
+            yield from self._writer.whole(rects, new)
         else:
             old = read_segments(self.base, rects, self.layout)
             encoded = self._writer.encode(rects, old, new)
@@ -164,7 +163,7 @@ def read_patches(
     """Decode a chunk whose SHA-256 has been checked. Every position is within its tensor.
 
     With `base`, the weights that the edge starts from, each frame's check is verified before its patches
-    are given; without it only raw frames' are, and the sums that follow the writes must tell. Context
+    are given; without it only raw and packed frames' are, and the sums that follow the writes must tell. Context
     frames are read beside their base only. Raises FormatError, LimitError or IntegrityError; patches that
     came before the error are good but incomplete.
     """
@@ -177,8 +176,8 @@ def frame_patches(frame: Frame, layout: Layout, backend: Backend, base: Segments
     """`read_patches` for one frame; `base` holds the old lanes of its rectangles, row-major."""
     header = frame.header
     dtype = layout.tensors[header.rects[0].tensor].type
-    if header.coder == Coder.RAW:
-        return list(_raw_patches(frame, layout, dtype, backend))
+    if header.coder in WHOLE:
+        return list(_whole_patches(frame, layout, dtype, backend))
     if base is None and header.coder == Coder.CONTEXT:
         raise FormatError(
             "frame",
@@ -196,9 +195,12 @@ def frame_patches(frame: Frame, layout: Layout, backend: Backend, base: Segments
     return patches
 
 
-def _raw_patches(frame: Frame, layout: Layout, dtype: DType, backend: Backend) -> Iterator[Patch]:
+def _whole_patches(frame: Frame, layout: Layout, dtype: DType, backend: Backend) -> Iterator[Patch]:
     header = frame.header
-    lanes = from_byte_planes(frame.streams, header.lanes, dtype)
+    if header.coder == Coder.RAW:
+        lanes: Lanes = np.frombuffer(frame.streams[0], UNSIGNED[dtype.lane_bytes])
+    else:
+        lanes = backend.unpack(frame.streams, header.lanes, dtype)
     segments = np.split(lanes, np.cumsum([rect.lanes for rect in header.rects])[:-1])
     if header.check:
         check_sums(share_of_lanes(header.rects, segments, layout, backend), unpack_sums(header.check, 1)[0])
@@ -262,7 +264,7 @@ def apply_chunk(
     """
     for frame in read_chunk(data, layout, limits=limits):
         header = frame.header
-        if header.coder != Coder.RAW and header.check and all_contiguous(header.rects, layout):
+        if header.coder not in WHOLE and header.check and all_contiguous(header.rects, layout):
             views = [
                 target.lanes(rect.tensor, rect.flat_start(layout.tensors[rect.tensor].lane_shape), rect.lanes)
                 for rect in header.rects

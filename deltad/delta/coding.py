@@ -18,6 +18,14 @@ FRAME_LANES = 1 << 30
 """No frame covers more lanes, whatever the limits say: gap symbols are planned for this many."""
 STREAMS_PER_CLASS = 5
 """Gap symbols, gap bits, pair codes, value symbols, value bits."""
+STREAMS_PER_PLANE = 3
+"""Table, words of each block, words."""
+BLOCK_SYMBOLS = 4096
+"""Symbols of a packed plane that are decoded alone; the last block may have fewer."""
+LONGEST_CODE = 12
+"""No codeword of a packed plane has more bits, so that a decoder's table fits a first-level cache."""
+TABLE_BYTES = 128
+"""The table of a packed plane: the length of each symbol's codeword in 4 bits."""
 SMALL_CLASSES = 12
 BULK_CLASSES = 4
 
@@ -26,14 +34,18 @@ class Coder(IntEnum):
     """How a frame's streams are to be read."""
 
     RAW = 0
-    """The new bytes of every lane, split into byte planes. Needs no base."""
+    """The new value of every lane, as it is. Needs no base."""
     BLIND = 1
     """One class of all lanes. Read, folded and inverted without the base; applied to it."""
     CONTEXT = 2
     """Classes by the exponent of the old lane. Read only beside the base."""
+    PACKED = 3
+    """The new value of every lane, as byte planes with a code of their own. Needs no base."""
 
 
 CODERS = frozenset(int(coder) for coder in Coder)
+WHOLE = frozenset({Coder.RAW, Coder.PACKED})
+"""The coders that hold new values. Their streams are stored as they are."""
 
 MANTISSA_BITS = {
     "BF16": 7,
@@ -84,9 +96,10 @@ def check_coding(coding: Coding, dtype: DType) -> None:
     """Raises FormatError unless counts and class table are possible for frames of `dtype`."""
     if not 0 <= coding.changed <= coding.lanes:
         raise FormatError("frame", expected=f"0 to {coding.lanes} changes", found=str(coding.changed))
-    if coding.coder is Coder.RAW and coding.changed != coding.lanes:
+    if coding.coder in WHOLE and coding.changed != coding.lanes:
+        name = coding.coder.name.lower()
         raise FormatError(
-            "frame", expected=f"all {coding.lanes} lanes changed in a raw frame", found=f"{coding.changed}"
+            "frame", expected=f"all {coding.lanes} lanes changed in a {name} frame", found=f"{coding.changed}"
         )
     if coding.coder is not Coder.CONTEXT:
         if (coding.small, coding.starts, coding.marked) != (0, (), 0):
@@ -111,8 +124,11 @@ def check_coding(coding: Coding, dtype: DType) -> None:
 def check_lengths(coding: Coding, dtype: DType, lengths: Sequence[int]) -> None:
     """Raises FormatError unless the plain stream lengths are possible. All of them are bounded afterwards."""
     if coding.coder is Coder.RAW:
-        if list(lengths) != [coding.lanes] * dtype.lane_bytes:
-            raise FormatError("frame", expected=f"{dtype.lane_bytes} streams of {coding.lanes} bytes", found="others")
+        if list(lengths) != [coding.lanes * dtype.lane_bytes]:
+            raise FormatError("frame", expected=f"a stream of {coding.lanes * dtype.lane_bytes} bytes", found="others")
+        return
+    if coding.coder is Coder.PACKED:
+        _check_planes(coding.lanes, dtype, lengths)
         return
     if len(lengths) != STREAMS_PER_CLASS * coding.classes:
         raise FormatError("frame", expected=f"{STREAMS_PER_CLASS * coding.classes} streams", found=str(len(lengths)))
@@ -134,6 +150,34 @@ def check_lengths(coding: Coding, dtype: DType, lengths: Sequence[int]) -> None:
                 expected=f"streams for {coding.changed} changes of {coding.lanes} lanes",
                 found=f"lengths {gaps}, {gap_bits}, {pairs}, {symbols}, {value_bits}",
             )
+
+
+def _check_planes(lanes: int, dtype: DType, lengths: Sequence[int]) -> None:
+    count = STREAMS_PER_PLANE * dtype.lane_bytes
+    if len(lengths) != count:
+        raise FormatError("frame", expected=f"{count} streams", found=str(len(lengths)))
+    for byte in range(dtype.lane_bytes):
+        table, sizes, words = lengths[byte * STREAMS_PER_PLANE :][:STREAMS_PER_PLANE]
+        one_symbol, plain = (1, 0, 0), (0, 0, lanes)
+        if (table, sizes, words) in (one_symbol, plain):
+            continue
+        if (table, sizes) != (TABLE_BYTES, 2 * blocks_of(lanes)) or words % 4 or not 0 < words <= _most_bytes(lanes):
+            raise FormatError(
+                f"frame: plane {byte}",
+                expected=f"streams for {lanes} symbols",
+                found=f"lengths {table}, {sizes}, {words}",
+            )
+
+
+def blocks_of(symbols: int) -> int:
+    """How many blocks a plane of so many symbols has."""
+    return -(-symbols // BLOCK_SYMBOLS)
+
+
+def _most_bytes(symbols: int) -> int:
+    """The most bytes that the words of a plane can have."""
+    whole, rest = divmod(symbols, BLOCK_SYMBOLS)
+    return 4 * (whole * (BLOCK_SYMBOLS * LONGEST_CODE // 32) + (rest * LONGEST_CODE + 31) // 32)
 
 
 def _bits_fit(symbols: int, bits: int, width: int) -> bool:

@@ -1,7 +1,7 @@
 """From lanes to frames to chunks: what every writer of an edge shares.
 
-Owns the rules of writing: a frame that gains nothing goes raw, one that is too large is cut in halves, a
-chunk holds whole frames.
+Owns the rules of writing: a frame that gains nothing holds its lanes whole, packed where that is shorter than raw;
+one that is too large is cut in halves; a chunk holds whole frames.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from deltad.delta.backend import Backend, EncodedFrame, Lanes, Mode, Segments, Stream
-from deltad.delta.coding import Coder, Coding
+from deltad.delta.coding import WHOLE, Coder, Coding
 from deltad.delta.digest import U64, pack_sums, sum_changes, tensor_seed, zero_sum
 from deltad.delta.encoding import sha256
 from deltad.delta.frame import Rect, halve, write_frame
 from deltad.delta.layout import Layout
 from deltad.delta.manifest import ChunkRef
-from deltad.delta.planes import byte_planes
 from deltad.delta.weights import all_contiguous, flat_positions, places_of
 from deltad.errors import LimitError
 from deltad.limits import Limits
@@ -35,7 +34,7 @@ class EncodedChunk:
 
 @dataclass(frozen=True, slots=True)
 class WrittenFrame:
-    """A frame's bytes, what it covers, and what its header says of it. `plain` is the size of its plain streams."""
+    """A frame's bytes, what it covers, and what its header says of it. `plain` is its size when it is unpacked."""
 
     data: bytes
     rects: tuple[Rect, ...]
@@ -70,14 +69,15 @@ class FrameWriter:
     ) -> Iterator[WrittenFrame]:
         """The frames that carry `old` to `new`; `encoded` is what `encode` gave for them.
 
-        With `checks`, old and new stand for their difference only: no frame goes raw, and `checks` says what
+        With `checks`, old and new stand for their difference only: no frame goes whole, and `checks` says what
         theirs are.
         """
         if encoded is None:
             return
         frame = self.coded(rects, old, new, encoded, checks)
-        if checks is None and len(frame.data) >= sum(segment.nbytes for segment in new):
-            frame = self._raw_frame(rects, new)
+        # Hardly any weights are packed to less than half, so a frame that is smaller needs no comparison.
+        if checks is None and 2 * len(frame.data) >= sum(segment.nbytes for segment in new):
+            frame = min(self._whole_frame(rects, new), frame, key=lambda written: len(written.data))
         if self._fits(frame):
             yield frame
             return
@@ -102,24 +102,31 @@ class FrameWriter:
             check = pack_sums(_share_of_changes(rects, old, new, self.layout))
         return self._write(rects, encoded.coding, check, encoded.streams)
 
-    def raw(self, rects: tuple[Rect, ...], new: Segments) -> Iterator[WrittenFrame]:
-        """The frames that hold `new` as it is."""
-        frame = self._raw_frame(rects, new)
+    def whole(self, rects: tuple[Rect, ...], new: Segments) -> Iterator[WrittenFrame]:
+        """The frames that hold `new` itself."""
+        frame = self._whole_frame(rects, new)
         if self._fits(frame):
             yield frame
             return
         for half, start, end in halves(rects):
-            yield from self.raw(half, cut_segments(new, start, end))
+            yield from self.whole(half, cut_segments(new, start, end))
 
-    def _raw_frame(self, rects: tuple[Rect, ...], new: Segments) -> WrittenFrame:
+    def _whole_frame(self, rects: tuple[Rect, ...], new: Segments) -> WrittenFrame:
         lanes = sum(segment.size for segment in new)
-        check = share_of_lanes(rects, new, self.layout, self.backend).sum(axis=0, dtype=np.uint64)
-        planes = byte_planes(new, self._dtype(rects))
-        return self._write(rects, Coding(Coder.RAW, lanes, lanes), pack_sums(check), planes)
+        check = pack_sums(share_of_lanes(rects, new, self.layout, self.backend).sum(axis=0, dtype=np.uint64))
+        streams = self.backend.pack(new, self._dtype(rects))
+        packed = self._write(rects, Coding(Coder.PACKED, lanes, lanes), check, streams)
+        if len(packed.data) <= packed.plain:
+            return packed  # a raw frame also has a header
+        raw = self._write(rects, Coding(Coder.RAW, lanes, lanes), check, [np.concatenate(new).view(np.uint8)])
+        return min(raw, packed, key=lambda written: len(written.data))
 
     def _write(self, rects: tuple[Rect, ...], coding: Coding, check: bytes, streams: Sequence[Stream]) -> WrittenFrame:
-        data = write_frame(self._dtype(rects).name, rects, coding, check, streams)
-        return WrittenFrame(data, rects, coding, sum(len(stream) for stream in streams))
+        dtype = self._dtype(rects)
+        data = write_frame(dtype.name, rects, coding, check, streams)
+        whole = coding.coder in WHOLE
+        plain = coding.lanes * dtype.lane_bytes if whole else sum(len(stream) for stream in streams)
+        return WrittenFrame(data, rects, coding, plain)
 
     def _fits(self, frame: WrittenFrame) -> bool:
         return len(frame.data) <= self.limits.chunk_bytes and frame.plain <= self.limits.frame_plain_bytes

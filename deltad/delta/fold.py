@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from deltad.delta.backend import UNSIGNED, Backend, Lanes, Mode, Positions
 from deltad.delta.codec import DELTA_FRAME_BYTES, Patch, frame_patches
-from deltad.delta.coding import Coder
+from deltad.delta.coding import WHOLE, Coder
 from deltad.delta.difference import compose, inverse, join
 from deltad.delta.digest import pack_sums, unpack_sums, zero_sum
 from deltad.delta.emit import ChunkBuilder, EncodedChunk, FrameWriter, WrittenFrame, cut_segments, halves
@@ -52,7 +52,7 @@ class MadeDelta:
     limits: Limits
     _frames: Iterator[WrittenFrame]
     changed: int = field(init=False, default=0)
-    """Lanes that its frames change; all those of a raw frame."""
+    """Lanes that its frames change; all those of a whole frame."""
     coders: tuple[int, ...] = field(init=False, default=())
 
     def chunks(self) -> Iterator[EncodedChunk]:
@@ -77,7 +77,7 @@ def fold(
 ) -> MadeDelta:
     """The delta A→C of A→B and B→C.
 
-    Blind and raw frames need no weights, and give blind and raw ones. With `base`, the weights of A, both
+    Blind and whole frames need no weights, and give blind and whole ones. With `base`, the weights of A, both
     deltas may be coded by context, and so may the result. Without it a frame has a check only where it
     covers all frames that it was made of.
     """
@@ -87,14 +87,14 @@ def fold(
 
 
 def invert(delta: StoredDelta, layout: Layout, backend: Backend, *, limits: Limits = DEFAULT_LIMITS) -> MadeDelta:
-    """The delta B→A of a blind A→B. Raises FormatError for raw frames, which do not know what they replaced."""
+    """The delta B→A of a blind A→B. Raises FormatError for whole frames, which do not know what they replaced."""
     return MadeDelta(limits, _invert(delta, FrameWriter(layout, backend, "blind", limits)))
 
 
 def transcode(
     delta: StoredDelta, layout: Layout, base: Weights, backend: Backend, mode: Mode, *, limits: Limits = DEFAULT_LIMITS
 ) -> MadeDelta:
-    """The same delta in another coder, read beside the weights that it starts from. Raw frames stay raw."""
+    """The same delta in another coder, read beside the weights that it starts from. Whole frames stay whole."""
     return MadeDelta(limits, _transcode(delta, FrameWriter(layout, backend, mode, limits), base))
 
 
@@ -122,8 +122,8 @@ def _transcode(delta: StoredDelta, writer: FrameWriter, base: Weights) -> Iterat
         region = _Region(rects, writer.layout, old)
         for patch in frame_patches(frame, writer.layout, writer.backend, old):
             region.play(patch)
-        if frame.header.coder == Coder.RAW:
-            yield from writer.raw(rects, region.numbers)
+        if frame.header.coder in WHOLE:
+            yield from writer.whole(rects, region.numbers)
         else:
             yield from writer.delta(rects, old, region.numbers, writer.encode(rects, old, region.numbers))
         release_segments(base, rects, writer.layout)
@@ -163,7 +163,7 @@ class _Region:
     """Some rectangles, and what has happened to each of their lanes so far.
 
     A lane's number is the difference from what it was, or its pattern where `known` says that it is known:
-    from the start beside the base, else from the first raw frame on.
+    from the start beside the base, else from the first whole frame on.
     """
 
     def __init__(self, rects: Sequence[Rect], layout: Layout, lanes: Sequence[Lanes] | None = None) -> None:
@@ -195,7 +195,7 @@ class _Region:
                 numbers[at] = after
 
     def emit(self, writer: FrameWriter, checks: Callable[[Sequence[Rect]], bytes]) -> Iterator[WrittenFrame]:
-        """Frames that do what has happened: raw where lanes are known, blind where they are not."""
+        """Frames that do what has happened: whole where lanes are known, blind where they are not."""
         yield from self._emit(writer, checks, self.rects, self.numbers, self.known)
 
     def _emit(
@@ -207,7 +207,7 @@ class _Region:
         known: list[npt.NDArray[np.bool_]],
     ) -> Iterator[WrittenFrame]:
         if all(part.all() for part in known):
-            yield from writer.raw(rects, numbers)
+            yield from writer.whole(rects, numbers)
         elif not any(part.any() for part in known):
             # From a lane of zero bits, a difference leads to a pattern that differs from it by just that.
             zeros = [np.zeros_like(part) for part in numbers]
@@ -320,7 +320,7 @@ def _joined_checks(headers: Sequence[FrameHeader], rects: Sequence[Rect], layout
             for rect in header.rects
             for low, high in [_span(rect, layout)]
         )
-        if not inside or not header.check or header.coder == Coder.RAW:
+        if not inside or not header.check or header.coder in WHOLE:
             return b""
         total += unpack_sums(header.check, 1)[0]
     return pack_sums(total)

@@ -24,7 +24,7 @@ import zstandard
 
 from deltad.delta import FORMAT
 from deltad.delta.backend import Stream
-from deltad.delta.coding import CODERS, FRAME_LANES, Coder, Coding, check_coding, check_lengths
+from deltad.delta.coding import CODERS, FRAME_LANES, WHOLE, Coder, Coding, check_coding, check_lengths
 from deltad.delta.digest import SUM_BYTES
 from deltad.delta.encoding import check_format, decode, encode
 from deltad.delta.layout import Layout, TensorSpec
@@ -197,15 +197,16 @@ def halve(rects: Sequence[Rect]) -> list[tuple[Rect, ...]]:
 
 
 def write_frame(dtype: str, rects: Sequence[Rect], coding: Coding, check: bytes, streams: Sequence[Stream]) -> bytes:
-    """The bytes of one frame. A stream that zstd does not shrink is stored as it is.
+    """The bytes of one frame. A stream that zstd does not shrink is stored as it is; whole frames' all are.
 
     `check` is what the frame adds to the element sums, 16 bytes, or none where that is not known.
     """
     compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=False)
+    compresses = coding.coder not in WHOLE
     stored: list[bytes | memoryview] = []
     for stream in streams:
         plain = stream.data if isinstance(stream, np.ndarray) else memoryview(stream)
-        packed = compressor.compress(plain) if len(plain) >= _SMALLEST_WORTH_COMPRESSING else plain
+        packed = compressor.compress(plain) if compresses and len(plain) >= _SMALLEST_WORTH_COMPRESSING else plain
         stored.append(packed if len(packed) < len(plain) else plain)
     lengths = tuple((len(plain), len(packed)) for plain, packed in zip(streams, stored, strict=True))
     header = encode(
@@ -291,12 +292,16 @@ def _check_header(header: FrameHeader, layout: Layout, limits: Limits) -> None:
     _check_disjoint(header.rects, layout)
     if header.lanes > min(limits.frame_lanes, FRAME_LANES):
         raise LimitError("frame", expected=f"at most {limits.frame_lanes} lanes", found=str(header.lanes))
+    dtype = layout.tensors[header.rects[0].tensor].type
     plain = [length for length, _ in header.streams]
-    if sum(plain) > limits.frame_plain_bytes:
-        raise LimitError("frame", expected=f"at most {limits.frame_plain_bytes} plain bytes", found=str(sum(plain)))
+    size = header.lanes * dtype.lane_bytes if header.coder in WHOLE else sum(plain)
+    if size > limits.frame_plain_bytes:
+        raise LimitError("frame", expected=f"at most {limits.frame_plain_bytes} plain bytes", found=str(size))
+    if header.coder in WHOLE and any(length != stored for length, stored in header.streams):
+        name = Coder(header.coder).name.lower()
+        raise FormatError("frame", expected=f"streams of a {name} frame stored as they are", found="packed ones")
     if len(header.check) != SUM_BYTES and (header.check or header.coder != Coder.BLIND):
         raise FormatError("frame", expected=f"a check of {SUM_BYTES} bytes", found=f"{len(header.check)} bytes")
-    dtype = layout.tensors[header.rects[0].tensor].type
     check_coding(header.coding, dtype)
     check_lengths(header.coding, dtype, plain)
 

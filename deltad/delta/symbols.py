@@ -58,7 +58,7 @@ def to_symbols(numbers: U64, scheme: Scheme) -> tuple[bytes, bytes]:
     length = _bit_length(wide) - k - one
     symbol[large] = ((length + one) << k) + ((wide >> length) & ((one << k) - one))
     symbol = (symbol << low) | (numbers & low)
-    return symbol.astype(np.uint8).tobytes(), _pack_bits(wide & ((one << length) - one), length)
+    return symbol.astype(np.uint8).tobytes(), pack_bits(wide & ((one << length) - one), length)
 
 
 def from_symbols(symbols: Stream, bits: Stream, scheme: Scheme) -> U64:
@@ -137,11 +137,11 @@ _WORD = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
 
-def _pack_bits(numbers: U64, lengths: U64) -> bytes:
+def pack_bits(numbers: U64, lengths: U64) -> bytes:
     """The low `lengths` bits of each number, least significant first, in little-endian words of 32 bits."""
     ends = np.cumsum(lengths, dtype=np.uint64)
     total = int(ends[-1]) if ends.size else 0
-    words = np.zeros((total + 31) // 32 + 2, np.uint64)
+    words = np.zeros((total + 31) // 32 + 3, np.uint64)  # a number of no bits may be the last
     at = ends - lengths
     word, shift = (at >> np.uint64(5)).astype(np.intp), at & np.uint64(31)
     low, high = (numbers & _WORD) << shift, (numbers >> _HALF) << shift
@@ -153,7 +153,7 @@ def _pack_bits(numbers: U64, lengths: U64) -> bytes:
 
 
 def _unpack_bits(bits: Stream, lengths: U64) -> U64:
-    """The inverse of `_pack_bits`. Raises FormatError unless the stream is used up and padded with zeros."""
+    """The inverse of `pack_bits`. Raises FormatError unless the stream is used up and padded with zeros."""
     ends = np.cumsum(lengths, dtype=np.uint64)
     total = int(ends[-1]) if ends.size else 0
     held = np.frombuffer(bits, np.uint8)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import codec, frames, harness, slices
+from bench import anchors, codec, frames, harness, slices
 from bench.codec import Published, Sizes
 from bench.frames import Frames, checked, delta_bytes, full_digest
 from bench.pairs import PAIRS, Bits, Extent, States
@@ -105,6 +105,21 @@ def test_a_peer_that_is_not_installed_is_missing_with_the_command_that_installs_
 def test_a_peer_that_ends_is_missing_with_what_it_said(tmp_path: Path) -> None:
     with pytest.raises(PeerMissingError, match=r"cwtrain ended: .*cwtrain"):
         Cwtrain(tmp_path, tmp_path, tmp_path, python=Path(sys.executable))
+
+
+def test_an_anchor_is_written_and_read_back_and_its_bytes_set_against_others(
+    subject: Subject, backend: Backend
+) -> None:
+    of_all, of_planes = anchors.sizes(subject.states, backend)
+    assert of_all.value is not None
+    assert of_planes.value is not None
+    assert 0.6 < of_all.value < 0.8
+    assert of_all.value * subject.states.new.nbytes == pytest.approx(
+        of_planes.value * anchors.zstd_planes(subject.states.new)
+    )
+    rows = list(anchors.rates(subject, backend, "a note"))
+    assert [row.name for row in rows] == [spec.name for spec in anchors.RATES]
+    assert all(row.value is not None for row in rows)
 
 
 def test_the_worst_pair_is_named_and_the_mean_is_geometric() -> None:

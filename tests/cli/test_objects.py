@@ -12,14 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltad.cli.objects import read_frames, read_object
+from deltad.cli.output import size
 from deltad.delta.encoding import encode
+from deltad.delta.layout import Layout, TensorSpec
 from deltad.delta.manifest import ChunkPage, decode_manifest
 from deltad.errors import DeltadError, FormatError
 from deltad.limits import Limits
 from deltad.store.store import Store
 from deltad.types import Digest
 from tests.cli.terminal import Deltad
+from tests.kit.deltas import encoder
 from tests.kit.versions import Lineage, Published
+from tests.kit.weights import ArrayWeights
 
 
 @pytest.fixture
@@ -87,6 +91,17 @@ def test_a_chunk_shows_its_frames(deltad: Deltad, tmp_path: Path, delta: Publish
     assert frame["dtype"] == "BF16"
     assert frame["changed"] > 0
     assert "BF16" in deltad("inspect", tmp_path / "some-file").out
+
+
+def test_a_packed_frame_shows_what_its_lanes_take_and_what_it_does(deltad: Deltad, tmp_path: Path) -> None:
+    layout = Layout(1, (TensorSpec("w", "BF16", (64, 128)),))
+    (chunk,) = encoder(layout, ArrayWeights.bell(layout), limits=Limits()).chunks()
+    file = kept(tmp_path, chunk.data)
+    frame = deltad("inspect", "--json", file).reply["fields"]["frames"][0]
+    assert frame["coder"] == 3
+    stored = sum(stored for _, stored in frame["streams"])
+    (row,) = (line for line in deltad("inspect", file).out.splitlines() if "BF16" in line)
+    assert row.split()[-4:] == [*size(16384).split(), *size(stored).split()]
 
 
 def test_objects_of_a_store_are_checked_against_their_names(deltad: Deltad, tmp_path: Path, delta: Published) -> None:

@@ -1,5 +1,6 @@
 """Edges: whatever the weights, applying what was encoded gives the target, bit for bit."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -286,7 +287,7 @@ CLASSES = {"coder": 2, "starts": (0,), "streams": ((2, 2), (0, 0), (1, 1), (0, 0
     [
         ({"format": 0}, "expected format 1, found format 0"),
         ({"format": 2}, "expected format 1, found format 2"),
-        ({"coder": 3}, "found coder 3"),
+        ({"coder": 4}, "found coder 4"),
         ({"coder": -1}, "found coder -1"),
         ({"dtype": "F32"}, "dtype BF16"),
         ({"rects": ()}, "rectangles"),
@@ -336,19 +337,21 @@ def test_rectangles_that_are_no_runs_may_interlock() -> None:
 
 def test_a_stream_that_zstd_would_blow_up_is_refused_before_it_is_unpacked() -> None:
     lanes = 2000
-    coding = Coding(Coder.RAW, lanes, lanes)
-    bomb = write_frame("BF16", (Rect(0, (0, 0), (40, 50)),), coding, bytes(16), [bytes(lanes), bytes(lanes)])
+    coding = Coding(Coder.BLIND, lanes, lanes)
+    plain = [bytes(lanes), b"", bytes(lanes // 4), b"", b""]
+    bomb = write_frame("BF16", (Rect(0, (0, 0), (40, 50)),), coding, b"", plain)
+    assert len(list(read_patches(bomb, HOSTILE, BACKEND, limits=replace(Limits(), frame_plain_bytes=2500)))) == 1
     with pytest.raises(LimitError, match="plain bytes"):
-        list(read_patches(bomb, HOSTILE, BACKEND, limits=replace(Limits(), frame_plain_bytes=3999)))
+        list(read_patches(bomb, HOSTILE, BACKEND, limits=replace(Limits(), frame_plain_bytes=2499)))
     with pytest.raises(LimitError, match="lanes"):
         list(read_patches(bomb, HOSTILE, BACKEND, limits=replace(Limits(), frame_lanes=1999)))
     larger = zstandard.compress(bytes(100_000))
     length = int.from_bytes(bomb[:4], "little")
     header = msgspec.msgpack.decode(bomb[4 : 4 + length], type=FrameHeader)
-    streams = ((lanes, len(larger)), (lanes, len(larger)))
+    streams = ((lanes, len(larger)), (0, 0), *header.streams[2:])
     lying = msgspec.msgpack.encode(msgspec.structs.replace(header, streams=streams))
     with pytest.raises(FormatError, match="zstd claims 100000"):
-        list(read_patches(len(lying).to_bytes(4, "little") + lying + larger * 2, HOSTILE, BACKEND))
+        list(read_patches(len(lying).to_bytes(4, "little") + lying + larger + bytes(lanes), HOSTILE, BACKEND))
 
 
 def test_a_frame_that_would_add_other_than_its_check_is_refused_before_it_is_written() -> None:
@@ -365,11 +368,15 @@ def test_a_frame_that_would_add_other_than_its_check_is_refused_before_it_is_wri
         list(read_patches(data, HOSTILE, BACKEND, base=base))
 
 
-def test_weights_that_gain_nothing_from_a_delta_go_raw_and_say_so() -> None:
-    base, target = ArrayWeights.random(LARGE, 1), ArrayWeights.random(LARGE, 2)
-    edge = encode(LARGE, target, base, mode="dense")
+@pytest.mark.parametrize(("draw", "coder"), [(ArrayWeights.random, Coder.RAW), (ArrayWeights.bell, Coder.PACKED)])
+def test_weights_that_gain_nothing_from_a_delta_go_whole_and_say_so(
+    draw: Callable[[Layout, int], ArrayWeights], coder: Coder
+) -> None:
+    layout = Layout(0, LARGE.tensors[:1])
+    base, target = draw(layout, 1), draw(layout, 2)
+    edge = encode(layout, target, base, Limits(), mode="dense")
     list(edge.chunks())
-    assert edge.coders == (Coder.RAW,)
+    assert edge.coders == (coder,)
 
 
 def test_a_lane_that_no_chunk_can_hold_is_an_error_and_no_endless_halving() -> None:

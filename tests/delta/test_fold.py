@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deltad.delta.backend import Mode
-from deltad.delta.coding import Coder
+from deltad.delta.coding import WHOLE, Coder
 from deltad.delta.emit import ChunkBuilder, FrameWriter
 from deltad.delta.fold import StoredDelta, fold, invert, transcode
 from deltad.delta.frame import Rect
@@ -71,8 +73,8 @@ def test_an_inverse_undoes_and_the_fold_with_it_changes_nothing(data: st.DataObj
     a = data.draw(weights(layout))
     b = a.changed(0.1) if data.draw(st.booleans()) else data.draw(weights(layout))
     forth = delta(layout, a, b)
-    if any(frame.header.coder == Coder.RAW for frame in frames(forth, layout)):
-        with pytest.raises(FormatError, match="raw"):
+    if any(frame.header.coder in WHOLE for frame in frames(forth, layout)):
+        with pytest.raises(FormatError, match=r"a (raw|packed) frame"):
             made(invert(forth, layout, BACKEND, limits=SMALL))
         return
     back = made(invert(forth, layout, BACKEND, limits=SMALL))
@@ -98,7 +100,7 @@ def test_deltas_whose_frames_are_cut_differently_fold(first: Limits, second: Lim
     parts = delta(MODEL, a, b, limits=first), delta(MODEL, b, c, limits=second)
     joined = made(fold(*parts, MODEL, BACKEND, limits=SMALL))
     assert applied(joined, MODEL, a).equals(c)
-    if not any(frame.header.coder == Coder.RAW for part in parts for frame in frames(part, MODEL)):
+    if not any(frame.header.coder in WHOLE for part in parts for frame in frames(part, MODEL)):
         assert contents(joined) == contents(delta(MODEL, a, c))
 
 
@@ -129,19 +131,24 @@ def test_a_checked_fold_refuses_another_base_before_it_writes() -> None:
         applied(joined, MODEL, ArrayWeights.random(MODEL, 5))
 
 
-def test_raw_frames_fold_with_what_follows_and_swallow_what_came_before() -> None:
-    a, b, c = ArrayWeights.random(MODEL, 1), ArrayWeights.random(MODEL, 2), ArrayWeights.random(MODEL, 2).changed(0.01)
-    raw, blind = delta(MODEL, a, b), delta(MODEL, b, c)
-    assert Coder.RAW in {frame.header.coder for frame in frames(raw, MODEL)}
-    assert applied(made(fold(raw, blind, MODEL, BACKEND, limits=SMALL)), MODEL, a).equals(c)
+@pytest.mark.parametrize(("draw", "coder"), [(ArrayWeights.random, Coder.RAW), (ArrayWeights.bell, Coder.PACKED)])
+def test_whole_frames_fold_with_what_follows_and_swallow_what_came_before(
+    draw: Callable[[Layout, int], ArrayWeights], coder: Coder
+) -> None:
+    a, b, c = draw(MODEL, 1), draw(MODEL, 2), draw(MODEL, 2).changed(0.01)
+    whole, blind = delta(MODEL, a, b), delta(MODEL, b, c)
+    assert coder in {frame.header.coder for frame in frames(whole, MODEL)}
+    joined = made(fold(whole, blind, MODEL, BACKEND, limits=SMALL))
+    assert coder in {frame.header.coder for frame in frames(joined, MODEL)}
+    assert applied(joined, MODEL, a).equals(c)
     back = delta(MODEL, c, b)
-    other = delta(MODEL, b, ArrayWeights.random(MODEL, 3))
-    assert applied(made(fold(back, other, MODEL, BACKEND, limits=SMALL)), MODEL, c).equals(
-        ArrayWeights.random(MODEL, 3)
-    )
+    other = delta(MODEL, b, draw(MODEL, 3))
+    assert applied(made(fold(back, other, MODEL, BACKEND, limits=SMALL)), MODEL, c).equals(draw(MODEL, 3))
+    beside = made(transcode(whole, MODEL, a, BACKEND, "dense", limits=SMALL))
+    assert [c for c in contents(beside) if c[0] in WHOLE] == [c for c in contents(whole) if c[0] in WHOLE]
 
 
-def test_frames_raw_and_blind_that_run_across_each_other_fold() -> None:
+def test_frames_whole_and_blind_that_run_across_each_other_fold() -> None:
     a, b = chain(1)
     c = b.copy()
     c.arrays[0][300:5000] = ArrayWeights.random(MODEL, 7).arrays[0][300:5000]

@@ -114,6 +114,32 @@ def test_no_stream_of_any_bytes_reaches_outside(mode: Mode) -> None:
             target[:] = before
 
 
+@pytest.mark.parametrize("size", [1, 300, 4095, 4097, 16_391])
+def test_packing_touches_nothing_before_or_behind_the_lanes_and_streams(size: int) -> None:
+    lanes, _ = weights(size)
+    expected = REFERENCE.pack([lanes], BF16)
+    for cut in (Fenced.at_the_end, Fenced.at_the_start):
+        assert BACKEND.pack([cut(Fenced(lanes.nbytes), lanes)], BF16) == expected
+        fenced = [cut(Fenced(len(data)), np.frombuffer(data, np.uint8)) for data in expected]
+        assert np.array_equal(BACKEND.unpack(fenced, size, BF16), lanes)
+
+
+def test_no_packed_stream_of_any_bytes_reaches_outside() -> None:
+    rng = np.random.default_rng(1)
+    lanes, _ = weights(20_000)
+    kept = [bytes(stream) for stream in REFERENCE.pack([lanes], BF16)][3:]
+    assert [len(stream) for stream in kept[:2]] == [128, 10], "the plane of the exponents is coded"
+    for _ in range(300):
+        streams = [bytearray(stream) for stream in kept]
+        for at in rng.integers(0, len(streams[2]), 6):
+            streams[2][at : at + 200] = bytes([rng.choice([0, 0x55, 0xFF, rng.integers(256)])]) * len(
+                streams[2][at : at + 200]
+            )
+        fenced = [Fenced(len(data)).at_the_end(np.frombuffer(bytes(data), np.uint8)) for data in streams]
+        with pytest.raises(FormatError):
+            BACKEND.unpack(fenced, lanes.size, DTYPES["U8"])
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_lanes_of_a_mapped_file_are_read_where_they_lie(mode: Mode) -> None:
     before, after = weights(30_000)
@@ -123,6 +149,7 @@ def test_lanes_of_a_mapped_file_are_read_where_they_lie(mode: Mode) -> None:
     places = [Place(5, 3)]
     found = BACKEND.encode([odd[0]], [odd[1]], places, BF16, mode)
     assert plain(found) == plain(REFERENCE.encode([before], [after], places, BF16, mode))
+    assert BACKEND.pack([odd[0]], BF16) == REFERENCE.pack([before], BF16)
 
 
 @pytest.mark.parametrize("name", ["BF16", "F64", "I8"])

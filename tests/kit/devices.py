@@ -78,6 +78,14 @@ class FakeDevice:
         self._begin()
         return self._backend.decode_apply(coding, check, streams, target, places, dtype)
 
+    def pack(self, lanes: Segments, dtype: DType) -> Sequence[Stream]:
+        self._begin()
+        return self._backend.pack(lanes, dtype)
+
+    def unpack(self, streams: Sequence[Stream], lanes: int, dtype: DType) -> Lanes:
+        self._begin()
+        return self._backend.unpack(streams, lanes, dtype)
+
     def sum(self, data: np.ndarray, offset: int, seed: int) -> U64:
         self._begin()
         return self._backend.sum(data, offset, seed)

@@ -44,6 +44,23 @@ class ArrayWeights:
             ]
         )
 
+    @classmethod
+    def bell(cls, layout: Layout, seed: int = 0) -> ArrayWeights:
+        """Weights that look like a model's: floats of a normal distribution, everything else small integers."""
+        rng = np.random.default_rng(seed)
+        arrays = []
+        for spec in layout.tensors:
+            width, lanes = spec.type.lane_bytes, rng.normal(0, 0.02, spec.lanes)
+            if spec.type.difference is not Difference.LINE:
+                arrays.append(rng.integers(0, 4, spec.lanes).astype(UNSIGNED[width]))
+            elif spec.dtype == "F64":
+                arrays.append(lanes.view(np.uint64))
+            elif spec.dtype == "F16":
+                arrays.append(lanes.astype(np.float16).view(np.uint16))
+            else:
+                arrays.append((lanes.astype(np.float32).view(np.uint32) >> (32 - 8 * width)).astype(UNSIGNED[width]))
+        return cls(arrays)
+
     def changed(self, density: float, seed: int = 1) -> ArrayWeights:
         """A copy in which about `density` of the lanes, at least one a tensor, have other bits."""
         rng = np.random.default_rng(seed)

@@ -22,6 +22,7 @@ from deltad.delta.digest import pack_sums, root_of
 from deltad.delta.emit import FrameWriter
 from deltad.delta.encoding import encode, sha256
 from deltad.delta.frame import Rect, read_chunk, write_frame
+from deltad.delta.huffman import code_lengths
 from deltad.delta.layout import FileSpec, Layout, TensorSpec
 from deltad.delta.manifest import EdgeKind, Manifest, State, make_pages
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
@@ -44,6 +45,7 @@ def main() -> None:
     for vector in all_made():
         vector.write()
     (HERE / "symbols.json").write_text(lines(symbols()))
+    (HERE / "codes.json").write_text(lines(codes()))
     (HERE / "edge.json").write_text(lines(edge()))
 
 
@@ -58,6 +60,9 @@ def all_made() -> Iterator[Vector]:
     yield everything("fast")
     yield raw("BF16")
     yield raw("F64")
+    for name, lanes in (("BF16", 700), ("F16", 500), ("F32", 500), ("F64", 300), ("F8_E4M3", 500), ("I32", 400)):
+        yield packed(name, lanes)
+    yield packed_blocks()
     yield rectangles("blind")
     yield rectangles("dense")
     for mode in ("fast", "mid", "dense"):
@@ -97,6 +102,32 @@ def everything(mode: Mode) -> Vector:
 def raw(name: str) -> Vector:
     old, new = drawn(f"raw {name}", 20, DTYPES[name]), drawn(f"raw {name}, new", 20, DTYPES[name])
     return framed(f"raw-{name.lower()}", {"w": (name, (4, 5))}, (Rect(0, (0, 0), (4, 5)),), "", [old], [new])
+
+
+def packed(name: str, lanes: int) -> Vector:
+    """Each exponent half as often as the one above; integers likewise. All but the last lane in a rectangle alone."""
+    dtype = DTYPES[name]
+    draws = drawn(f"packed {name}", lanes, DTYPES["U64"])
+    depth = sum(((draws & np.uint64((2 << bit) - 1)) == 0).astype(np.uint64) for bit in range(12))
+    new = depth
+    if name in MANTISSA_BITS:
+        mantissa = np.uint64(MANTISSA_BITS[name])
+        top = np.uint64(exponents(dtype) * 3 // 4)
+        fraction = draws >> np.uint64(16) & (np.uint64(1) << mantissa) - np.uint64(1)
+        new = top - depth << mantissa | fraction | draws >> np.uint64(63) << np.uint64(8 * dtype.lane_bytes - 1)
+    new = new.astype(UNSIGNED[dtype.lane_bytes])
+    tensors = {"w": (name, (lanes - 1,)), "x": (name, ())}
+    rects = (Rect(0, (0,), (lanes - 1,)), Rect(1, (), ()))
+    parts = [new[:-1], new[-1:]]
+    return framed(f"packed-{name.lower()}", tensors, rects, "", [np.zeros_like(part) for part in parts], parts)
+
+
+def packed_blocks() -> Vector:
+    """Two blocks, and codewords of every length from 1 to 12."""
+    counts = [1, *(1 << bit for bit in range(12)), 200]
+    symbols = np.repeat(np.array([*range(40, 53), 52], np.uint8), counts)
+    order = np.argsort(drawn("packed blocks", symbols.size, DTYPES["U64"]), kind="stable")
+    return whole("packed-u8-blocks", DTYPES["U8"], "", np.zeros_like(symbols), symbols[order])
 
 
 def rectangles(mode: Mode) -> Vector:
@@ -148,7 +179,7 @@ def unchecked() -> Vector:
     return replace(vector, name="unchecked-blind", mode="folded", frame=data)
 
 
-def whole(name: str, dtype: DType, mode: Mode, old: Lanes, new: Lanes) -> Vector:
+def whole(name: str, dtype: DType, mode: Mode | Literal[""], old: Lanes, new: Lanes) -> Vector:
     """One frame over one tensor of one dimension."""
     elements = old.size * 8 * dtype.lane_bytes // dtype.bits
     rects = (Rect(0, (0,), (old.size,)),)
@@ -180,7 +211,7 @@ def written(  # noqa: PLR0917
     before, after = read_segments(base, rects, layout), read_segments(target, rects, layout)
     writer = FrameWriter(layout, backend, mode or "blind", DEFAULT_LIMITS)  # type: ignore[arg-type]
     if not mode:
-        (frame,) = writer.raw(rects, after)
+        (frame,) = writer.whole(rects, after)
         return frame.data
     encoded = writer.encode(rects, before, after)
     return b"" if encoded is None else writer.coded(rects, before, after, encoded).data
@@ -197,6 +228,28 @@ def symbols() -> dict[str, object]:
         numbers = sorted(number for number in powers if 0 <= number <= scheme.top)
         spelled, bits = to_symbols(np.array(numbers, np.uint64), scheme)
         found[name] = {"numbers": numbers, "symbols": spelled.hex(), "bits": bits.hex()}
+    return found
+
+
+def codes() -> dict[str, object]:
+    """Counts of symbols from 0 on, and the lengths of their codewords."""
+    fibonacci = [1, 1]
+    while len(fibonacci) < 30:
+        fibonacci.append(fibonacci[-1] + fibonacci[-2])
+    counts = {
+        "two": [5, 1],
+        "equal, three": [0, 7, 7, 0, 7],
+        "equal, all": [3] * 256,
+        "ties of sums and leaves": [1, 1, 2, 2, 4, 4, 8, 8, 3, 5],
+        "too steep for the limit": fibonacci,
+        "steep and shuffled": fibonacci[::2] + fibonacci[1::2],
+        "a long tail": [1 << 30, *[1] * 255],
+        "drawn": (drawn("counts", 256, DTYPES["U32"]) >> (drawn("shifts", 256, DTYPES["U32"]) % 32)).tolist(),
+    }
+    found: dict[str, object] = {}
+    for name, symbols in counts.items():
+        lengths = code_lengths(np.array(symbols + [0] * (256 - len(symbols)), np.int64))
+        found[name] = {"counts": symbols, "lengths": lengths[: len(symbols)].tolist()}
     return found
 
 

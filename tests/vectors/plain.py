@@ -31,6 +31,7 @@ def read(data: bytes, tensors: Sequence[Tensor], base: Sequence[bytes]) -> list[
         streams = []
         for plain, stored in header[9]:
             packed, data = data[:stored], data[stored:]
+            assert stored == plain or header[1] in (1, 2)
             streams.append(packed if stored == plain else zstandard.decompress(packed))
             assert len(streams[-1]) == plain
         apply(header, streams, tensors, lanes)
@@ -52,7 +53,9 @@ def apply(header: Any, streams: list[bytes], tensors: Sequence[Tensor], lanes: l
     old = [lanes[tensor][at] for tensor, at in where]
     width = WIDTH.get(dtype, 1)
     if coder == 0:
-        new = {i: sum(streams[b][i] << 8 * b for b in range(width)) for i in range(len(where))}
+        new = dict(enumerate(to_lanes(streams[0], width)))
+    elif coder == 3:
+        new = dict(enumerate(unpack(dtype, streams, len(where))))
     else:
         new = decode(dtype, starts if coder == 2 else [0], marked, streams, old, adjust=coder == 2)
     assert len(new) == changed
@@ -60,12 +63,69 @@ def apply(header: Any, streams: list[bytes], tensors: Sequence[Tensor], lanes: l
     for i, value in new.items():
         tensor, at = where[i]
         for s in (0, 1):
-            before = 0 if coder == 0 else share(old[i], tensors[tensor][0], at, width, s)
+            before = 0 if coder in (0, 3) else share(old[i], tensors[tensor][0], at, width, s)
             added[s] = (added[s] + share(value, tensors[tensor][0], at, width, s) - before) & M64
     assert check in (b"", b"".join(part.to_bytes(8, "little") for part in added))
     for i, value in new.items():
         tensor, at = where[i]
         lanes[tensor][at] = value
+
+
+def unpack(dtype: str, streams: list[bytes], count: int) -> list[int]:
+    """The lanes of a packed frame."""
+    width = WIDTH.get(dtype, 1)
+    assert len(streams) == 3 * width
+    lanes = [0] * count
+    for byte in range(width):
+        table, sizes, words = streams[3 * byte : 3 * byte + 3]
+        if (len(table), len(sizes), len(words)) == (0, 0, count):
+            plane = words
+        elif (len(table), len(sizes), len(words)) == (1, 0, 0):
+            plane = table * count
+        else:
+            plane = bytes(uncoded(table, sizes, words, count))
+        lanes = [lane | symbol << 8 * byte for lane, symbol in zip(lanes, plane, strict=True)]
+    if dtype in KINDS["line"].split() and width > 1:
+        lanes = [lane >> 1 | (lane & 1) << 8 * width - 1 for lane in lanes]
+    return lanes
+
+
+def uncoded(table: bytes, sizes: bytes, words: bytes, count: int) -> Iterator[int]:
+    """The symbols of a coded plane."""
+    assert len(table) == 128
+    assert len(sizes) == 2 * ((count + 4095) // 4096)
+    lengths = [table[symbol // 2] >> 4 * (symbol % 2) & 15 for symbol in range(256)]
+    codewords: dict[tuple[int, int], int] = {}
+    codeword, before = -1, 0
+    for length, symbol in sorted((length, symbol) for symbol, length in enumerate(lengths) if length):
+        codeword = codeword + 1 << length - before
+        codewords[length, codeword], before = symbol, length
+    assert 1 <= before <= 12
+    assert codeword + 1 == 1 << before
+    for block, size in enumerate(to_lanes(sizes, 2)):
+        held, words = int.from_bytes(words[: 4 * size], "little"), words[4 * size :]
+        at = 0
+        for _ in range(min(4096, count - 4096 * block)):
+            length, codeword = 0, 0
+            while (length, codeword) not in codewords:
+                length, codeword, at = length + 1, codeword << 1 | held >> at & 1, at + 1
+            yield codewords[length, codeword]
+        assert size == (at + 31) // 32
+        assert held >> at == 0
+    assert not words
+
+
+def code_lengths(counts: Sequence[int]) -> list[int]:
+    """The lengths of the codewords that a writer gives to symbols with these counts."""
+    leaves = [(count, [symbol]) for count, symbol in sorted((n, symbol) for symbol, n in enumerate(counts) if n)]
+    # Every entry names the leaves that it is made of, through all lists down; a sort keeps leaves before equal sums.
+    entries = leaves
+    for _ in range(11):
+        pairs = zip(entries[0::2], entries[1::2], strict=False)
+        sums = [(a + b, of_a + of_b) for (a, of_a), (b, of_b) in pairs]
+        entries = sorted(leaves + sums, key=lambda entry: entry[0])
+    taken = [symbol for _, symbols in entries[: 2 * len(leaves) - 2] for symbol in symbols]
+    return [taken.count(symbol) for symbol in range(len(counts))]
 
 
 def positions(rect: Any, tensors: Sequence[Tensor]) -> Iterator[tuple[int, int]]:

@@ -10,7 +10,7 @@ import pytest
 
 from deltad.delta.backend import Backend
 from deltad.delta.codec import apply_chunk, sum_weights
-from deltad.delta.coding import Coder
+from deltad.delta.coding import WHOLE
 from deltad.delta.digest import pack_sums, root_of
 from deltad.delta.encoding import encode, sha256
 from deltad.delta.frame import read_chunk
@@ -23,7 +23,7 @@ from deltad.types import DTYPES
 from tests.kit.backends import present
 from tests.kit.weights import ArrayWeights
 from tests.vectors import plain
-from tests.vectors.make import all_made, edge, symbols, written
+from tests.vectors.make import all_made, codes, edge, symbols, written
 from tests.vectors.vector import HERE, Vector, all_vectors
 
 VECTORS = all_vectors()
@@ -62,6 +62,12 @@ def test_a_vector_is_written_with_the_same_header_and_plain_streams(vector: Vect
 
 
 @each_backend
+@pytest.mark.parametrize("vector", [v for v in VECTORS if not v.mode], ids=lambda v: v.name)
+def test_a_whole_vector_is_written_with_the_very_same_bytes(vector: Vector, backend: Backend) -> None:
+    assert written(vector.layout, vector.rects, "", vector.base, vector.target, backend) == vector.frame
+
+
+@each_backend
 @each_vector
 def test_a_vector_with_any_byte_changed_is_refused_with_nothing_written_or_is_right(
     vector: Vector, backend: Backend
@@ -86,8 +92,8 @@ def test_a_vector_on_another_base_is_refused_with_nothing_written_or_followed_to
 ) -> None:
     """A step adds the same to any lane that it does not wrap, so a frame alone cannot prove its base: sums do."""
     kinds = {frame.header.coder for frame in read_chunk(vector.frame, vector.layout)}
-    if not kinds or Coder.RAW in kinds:
-        pytest.skip("a raw or empty frame needs no base; the other vectors run this")
+    if not kinds or kinds & WHOLE:
+        pytest.skip("a whole or empty frame needs no base; the other vectors run this")
     for seed in range(3):
         other = ArrayWeights.random(vector.layout, seed)
         before, sums = other.copy(), sum_weights(vector.layout, other)
@@ -119,6 +125,13 @@ def test_numbers_are_spelled_as_the_vectors_say() -> None:
         spelled, bits = bytes.fromhex(vector["symbols"]), bytes.fromhex(vector["bits"])
         assert to_symbols(numbers, scheme) == (spelled, bits)
         assert np.array_equal(from_symbols(spelled, bits, scheme), numbers)
+
+
+def test_codes_are_made_as_the_vectors_say_and_as_the_document_says() -> None:
+    kept = json.loads((HERE / "codes.json").read_text())
+    assert kept == codes()
+    for vector in kept.values():
+        assert plain.code_lengths(vector["counts"]) == vector["lengths"]
 
 
 @each_backend

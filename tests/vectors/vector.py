@@ -1,6 +1,6 @@
 """What a test vector is: one frame, the lanes that it starts from and leads to, and its bytes.
 
-`frames/NAME.json` holds the layout's tensors, the rectangles, the mode that it was encoded in (empty: raw;
+`frames/NAME.json` holds the layout's tensors, the rectangles, the mode that it was encoded in (empty: whole;
 `folded` and `table`: as no encoder would, for decoders only), the canonical bytes of every tensor before
 and after in hex, and the frame's bytes in hex (empty: nothing changed, so there is no frame). Stored
 streams are as one zstd made them; another one may store the same plain streams otherwise, so those are

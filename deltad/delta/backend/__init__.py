@@ -113,6 +113,18 @@ class Backend(Protocol):
         Raises IntegrityError, before a byte is written, if those do not add up to `check`, shape [2].
         """
 
+    def pack(self, lanes: Segments, dtype: DType) -> Sequence[Stream]:
+        """The streams of a packed frame that holds these lanes, three for each byte of one. Nothing is written to.
+
+        A backend without loops of its own for this and for `unpack` hands both on to `deltad.delta.packing`.
+        """
+
+    def unpack(self, streams: Sequence[Stream], lanes: int, dtype: DType) -> Lanes:
+        """All lanes of a packed frame, as one new array. `check_lengths` let the lengths pass; takes any contents.
+
+        Raises FormatError where a code is not complete or a stream is not used up exactly.
+        """
+
     def sum(self, data: npt.NDArray[np.uint8], offset: int, seed: int) -> U64:
         """The share of contiguous bytes at `offset` of their tensor in its element sum. Shape [2]."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from deltad.delta import packing
 from deltad.delta.backend import UNSIGNED, Changes, EncodedFrame, Lanes, Mode, Place, Positions, Segments, Stream
 from deltad.delta.classes import classes_by_exponent, exponents_of, plan, sample
 from deltad.delta.coding import STREAMS_PER_CLASS, Coder, Coding, exponents
@@ -87,6 +88,12 @@ class NumpyBackend:
         for segment, (at, new) in zip(target, writes, strict=True):
             segment[at] = new
         return sums
+
+    def pack(self, lanes: Segments, dtype: DType) -> list[Stream]:
+        return packing.pack(lanes, dtype)
+
+    def unpack(self, streams: Sequence[Stream], lanes: int, dtype: DType) -> Lanes:
+        return packing.unpack(streams, lanes, dtype)
 
     def sum(self, data: npt.NDArray[np.uint8], offset: int, seed: int) -> U64:
         return sum_bytes(data, offset, seed)

@@ -6,6 +6,7 @@ Asks nothing but the answers, and says in words which one was wrong.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -25,7 +26,11 @@ def flaw(backend: Backend, dtypes: Sequence[str] = ("BF16",)) -> str:
     data = np.arange(1000, dtype=np.uint8)
     if not np.array_equal(backend.sum(data, 65_001, _SEED), NumpyBackend().sum(data, 65_001, _SEED)):
         return "its sums are wrong"
-    found = (_frame_flaw(backend, DTYPES[name], mode) for name in dtypes for mode in _MODES)
+    types = [DTYPES[name] for name in dtypes]
+    found = chain(
+        (_frame_flaw(backend, dtype, mode) for dtype in types for mode in _MODES),
+        (_packing_flaw(backend, dtype) for dtype in types),
+    )
     return next(filter(None, found), "")
 
 
@@ -46,6 +51,17 @@ def _frame_flaw(backend: Backend, dtype: DType, mode: Mode) -> str:
     backend.decode_apply(found.coding, found.sums[0], found.streams, [at_once], places, dtype)
     if not all(np.array_equal(lanes, after) for lanes in (by_parts, at_once)) or not np.array_equal(old, before):
         return f"it does not lead a {mode} frame of {dtype.name} to its target"
+    return ""
+
+
+def _packing_flaw(backend: Backend, dtype: DType) -> str:
+    lanes = _sample_of(dtype)[0] >> UNSIGNED[dtype.lane_bytes](4)
+    before = lanes.copy()
+    streams = backend.pack([lanes], dtype)
+    if [bytes(stream) for stream in streams] != [bytes(stream) for stream in NumpyBackend().pack([before], dtype)]:
+        return f"its packed frame of {dtype.name} is not numpy's"
+    if not np.array_equal(backend.unpack(streams, lanes.size, dtype), before) or not np.array_equal(lanes, before):
+        return f"it does not unpack a frame of {dtype.name} to its lanes"
     return ""
 
 

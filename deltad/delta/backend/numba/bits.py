@@ -167,7 +167,7 @@ def _storer(bits: int) -> Any:
     return intrinsic(store)
 
 
-load8, load32, load64 = _loader(8), _loader(32), _loader(64)
+load8, load16, load32, load64 = (_loader(bits) for bits in (8, 16, 32, 64))
 """`load(address, index)`: entry `index` of the unsigned integers of so many bits at `address`."""
 store8, store32, store64 = _storer(8), _storer(32), _storer(64)
 """`store(address, index, value)`: write the low bits of `value` there."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltad.delta.backend import UNSIGNED, Changes, EncodedFrame, Lanes, Mode, Place, Segments, Stream
+from deltad.delta.backend.numba import packing
 from deltad.delta.backend.numba.decoding import apply_changes, compose_blind, decode_context, write_lanes
 from deltad.delta.backend.numba.encoding import encode, histogram
 from deltad.delta.backend.numba.job import (
@@ -109,6 +110,12 @@ class NumbaBackend:
         check_sums(job.sums, check)
         write_lanes(job.address, like(dtype))
         return job.sums
+
+    def pack(self, lanes: Segments, dtype: DType) -> list[Stream]:
+        return packing.pack(lanes, dtype)
+
+    def unpack(self, streams: Sequence[Stream], lanes: int, dtype: DType) -> Lanes:
+        return packing.unpack(streams, lanes, dtype)
 
     def sum(self, data: npt.NDArray[np.uint8], offset: int, seed: int) -> U64:
         sums = zero_sum()

@@ -31,6 +31,7 @@ from deltad.client.messages import (
     VersionInfo,
 )
 from deltad.config import Config
+from deltad.daemon.notes import Note
 from deltad.daemon.origin import Origin, Published, PublishOptions
 from deltad.daemon.versions import Versions
 from deltad.delta.backend.choice import Candidates, candidates, probe
@@ -40,6 +41,7 @@ from deltad.errors import DeltadError, NotFoundError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.fleet import Fleet, Standing
 from deltad.ops.metrics import Metrics
+from deltad.protocol.mode import AUTO, ModeChoice, choose_mode
 from deltad.relay.puller import Puller, PullStats
 from deltad.store.announce import Announcements
 from deltad.store.store import Store
@@ -131,22 +133,36 @@ class Node:
     ) -> PublishReply:
         """Publish and tell everyone. Raises what `Origin.publish` raises."""
         versions = self.versions_of(run)
-        self._activities[run] = f"encoding {directory.name}"
         try:
+            self._activities[run] = f"encoding {directory.name}"
+            how = {"coding": self.coding(run), **how}
             published = await versions.publish(self.origin(run), directory, number, **how)
         finally:
             self._activities.pop(run, None)
         info = versions.info(published.record.version)
         if not published.already:
             self.metrics.published(info)
-            log.info("version_published", run=run, version=info.version, kind=info.kind, bytes=info.delta_bytes)
+            log.info(
+                "version_published",
+                run=run,
+                version=info.version,
+                kind=info.kind,
+                bytes=info.delta_bytes,
+                coder=info.coder,
+                coder_reason=info.coder_reason,
+            )
             self.announcements.announce()
         return PublishReply(version=info, already=published.already)
+
+    def coding(self, run: RunId) -> ModeChoice:
+        """How a delta of a declared run is to be coded now, and why."""
+        declared = self.config.run(run)
+        return choose_mode(declared.coder if declared else AUTO, self.fleet.readers(run, time.monotonic()))
 
     def on_pulled(self, record: VersionRecord, stats: PullStats) -> None:
         """A version has come from an upstream and is durable."""
         versions = self.versions_of(RunId(record.run))
-        versions.note(record.version, seconds=Seconds(transfer=stats.seconds), pulled_bytes=stats.bytes)
+        versions.note(record.version, Note(Seconds(transfer=stats.seconds), pulled_bytes=stats.bytes))
         info = versions.info(record.version)
         self.metrics.pulled(info)
         self.announcements.announce()

@@ -29,6 +29,7 @@ class Metrics:
     backend_info: Gauge
     backend_fallbacks: Counter
     versions_published: Counter
+    versions_coded: Counter
     versions_pulled: Counter
     delta_bytes: Counter
     full_bytes_avoided: Counter
@@ -70,6 +71,7 @@ class Metrics:
                 "backend_fallbacks", "Times that work went on with the CPU because a device failed.", "backend"
             ),
             versions_published=counter("versions_published", "Versions made durable from checkpoints here.", "run"),
+            versions_coded=counter("versions_coded", "Versions published here, by how they are coded.", "run", "coder"),
             versions_pulled=counter("versions_pulled", "Versions pulled from upstreams.", "run"),
             delta_bytes=counter("delta_bytes", "Bytes of the edges that were published or pulled.", "run"),
             full_bytes_avoided=counter(
@@ -110,6 +112,7 @@ class Metrics:
     def published(self, info: VersionInfo) -> None:
         """A version was published here."""
         self.versions_published.labels(info.run).inc()
+        self.versions_coded.labels(info.run, info.coder).inc()
         self.encode_seconds.labels(info.run).observe(info.seconds.encode)
         self._moved(info, info.delta_bytes)
 

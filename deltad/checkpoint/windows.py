@@ -20,9 +20,9 @@ import os
 import signal
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ _LEAST_MAPPED = 64 << 10  # copying less than this takes no longer than mapping 
 _ARENA_BYTES = 64 << 20
 _ALIGNMENT = 64
 _HUGE_PAGE = 2 << 20
+_AHEAD_BYTES = 1 << 20  # populated at once, for what follows is mostly asked for next
 _POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14, which `mmap` does not name
 
 _ONE_HOSTS_OWN = frozenset(
@@ -57,8 +58,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.fstatfs.argtypes = (ctypes.c_int, ctypes.c_void_p)
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """Bytes on loan: mapped, read into an arena from `start` on, or in memory of their own."""
 
     bytes: Bytes
@@ -95,6 +95,18 @@ class Arena:
             self._used = start if self._starts else 0
 
 
+class _Mapped(threading.local):
+    """What a thread has mapped of a file: how many windows, and the bytes within which all of them are.
+
+    `ready` are the bytes that were populated last.
+    """
+
+    def __init__(self) -> None:
+        self.windows = 0
+        self.low = self.high = 0
+        self.ready = range(0)
+
+
 class WeightFile:
     """An open weight file, lent window by window. Safe for several threads, each with an arena of its own."""
 
@@ -103,21 +115,20 @@ class WeightFile:
         self._file = file
         self._lock = threading.Lock()
         self._mappable = _is_one_hosts_own(file)
-        self._on_loan = 0
-        self._leased_bytes = 0
         self._mapping: Bytes | None = None
+        self._leased_bytes = 0
+        self._holders = 0
+        """Threads that have something mapped."""
+        self._mine = _Mapped()
 
     def borrow(self, at: int, size: int, arena: Arena) -> Window:
         """`size` bytes from `at` on, to be read until they are given back.
 
         Raises CheckpointChangedError where the file ends before that, CheckpointError if it is unreadable.
         """
-        if size < _LEAST_MAPPED:
-            window = Window(np.empty(size, np.uint8))
-        elif (mapped := self._map(at, size)) is not None:
+        if (mapped := self._map(at, size)) is not None:
             return mapped
-        else:
-            window = arena.take(size)
+        window = Window(np.empty(size, np.uint8)) if size < _LEAST_MAPPED else arena.take(size)
         try:
             self._read(at, window.bytes)
         except BaseException:
@@ -130,31 +141,61 @@ class WeightFile:
         if window.arena is not None:
             window.arena.put_back(window.start)
         if window.mapped:
-            _advise(window.bytes, mmap.MADV_DONTNEED)
-            self._end_loan()
+            mine = self._mine
+            mine.windows -= 1
+            if not mine.windows:
+                self._advise(mine.low, mine.high, mmap.MADV_DONTNEED)
+                self._end_hold()
 
     def close(self) -> None:
         """End the lease, whatever is on loan. What is mapped stays so as long as there are views of it."""
         with self._lock:
             self._mappable = False
-            if self._on_loan:
+            if self._holders:
                 self._end_lease()
-            self._on_loan, self._mapping = 0, None
+            self._holders, self._mapping = 0, None
 
     def _map(self, at: int, size: int) -> Window | None:
-        with self._lock:
-            if not self._on_loan and not (self._mappable and self._take_lease()):
+        mine, end = self._mine, at + size
+        if not mine.windows:
+            if size < _LEAST_MAPPED or not self._begin_hold():
                 return None
-            self._on_loan += 1
-            mapping, end = self._mapping, self._leased_bytes
-        if mapping is not None and at + size <= min(end, mapping.size):
-            window = Window(mapping[at : at + size], mapped=True)
-            # Populating tells by an error what touching would tell by a signal. It may wait long for a disk, so
-            # only then it is asked whether the lease still holds.
-            if _advise(window.bytes, _POPULATE_READ) and self._is_leased():
-                return window
-        self._end_loan()
-        return None
+            mine.low, mine.high, mine.ready = at, end, range(0)
+        if not (mine.ready.start <= at and end <= mine.ready.stop) and not self._populate(at, end):
+            if not mine.windows:
+                self._end_hold()
+            return None
+        mine.windows += 1
+        mine.low, mine.high = min(mine.low, at), max(mine.high, mine.ready.stop)
+        mapping = self._mapping
+        assert mapping is not None, "there is a lease, so it is mapped"
+        return Window(mapping[at:end], mapped=True)
+
+    def _populate(self, at: int, end: int) -> bool:
+        """Have these bytes mapped, and some behind them; False where touching them could be deadly."""
+        if end > self._leased_bytes:
+            return False
+        ahead = min(max(end, at + _AHEAD_BYTES), self._leased_bytes)
+        # This tells by an error what touching would tell by a signal. It may wait long for a disk, so only then it
+        # is asked whether the lease still holds, and nobody waits for its end.
+        if self._advise(at, ahead, _POPULATE_READ) and fcntl.fcntl(self._file, fcntl.F_GETLEASE) == fcntl.F_RDLCK:
+            self._mine.ready = range(at, ahead)
+            return True
+        return False
+
+    def _begin_hold(self) -> bool:
+        with self._lock:
+            if self._holders or (self._mappable and self._take_lease()):
+                self._holders += 1
+                return True
+            return False
+
+    def _end_hold(self) -> None:
+        with self._lock:
+            if self._holders:
+                self._holders -= 1
+                if not self._holders:
+                    self._end_lease()
 
     def _take_lease(self) -> bool:
         try:
@@ -166,29 +207,26 @@ class WeightFile:
             self._mappable = error.errno == errno.EAGAIN
             return False
         try:
-            self._leased_bytes = os.fstat(self._file.fileno()).st_size
             if self._mapping is None:
                 mapped = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)
                 self._mapping = np.frombuffer(mapped, np.uint8)
+            self._leased_bytes = min(self._mapping.size, os.fstat(self._file.fileno()).st_size)
         except (OSError, ValueError):  # ValueError: it is empty by now
             self._mappable = False
             self._end_lease()
         return self._mappable
 
-    def _is_leased(self) -> bool:
-        """Whether there is a lease and nobody waits for its end."""
-        return fcntl.fcntl(self._file, fcntl.F_GETLEASE) == fcntl.F_RDLCK
-
-    def _end_loan(self) -> None:
-        with self._lock:
-            if self._on_loan:
-                self._on_loan -= 1
-                if not self._on_loan:
-                    self._end_lease()
-
     def _end_lease(self) -> None:
         with suppress(OSError):  # the kernel has taken it away
             fcntl.fcntl(self._file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+    def _advise(self, at: int, end: int, advice: int) -> bool:
+        """madvise(2) for the pages that hold these bytes, without the interpreter's lock. Whether it did so."""
+        mapping = self._mapping
+        if mapping is None:
+            return False
+        start = at // mmap.PAGESIZE * mmap.PAGESIZE
+        return bool(_libc.madvise(_address(mapping) + start, end - start, advice) == 0)
 
     def _read(self, at: int, into: Bytes) -> None:
         view = into.data
@@ -222,13 +260,6 @@ def _huge_pages(size: int) -> Bytes:
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(memory, np.uint8)
     return whole[-_address(whole) % _HUGE_PAGE :][:size]
-
-
-def _advise(window: Bytes, advice: int) -> bool:
-    """madvise(2) for the pages that hold a window, without the interpreter's lock. Whether it did so."""
-    address = _address(window)
-    start = address // mmap.PAGESIZE * mmap.PAGESIZE
-    return bool(_libc.madvise(start, address + window.size - start, advice) == 0)
 
 
 def _address(window: Bytes) -> int:

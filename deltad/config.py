@@ -33,6 +33,7 @@ _MILLISECONDS = {"h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})", re.ASCII)
 _TOKEN = re.compile(rb"[!-~]{1,4096}")
 _CONNECTIONS = 64
+_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,9 +310,12 @@ class BackendConfig:
     """`[backend]`: what computes diffs and digests.
 
     `kind`: `auto` takes the best backend that works on this host; `numba` and `numpy` name one. Default `auto`.
+    `threads`: how many frames are worked on at a time, each of which takes up to 40 MiB; 0 is as many as there
+    are processors, at most 4. Default 0.
     """
 
     kind: Literal["auto", "numba", "numpy"] = field(default="auto", metadata=_reads(_choice("auto", "numba", "numpy")))
+    threads: int = field(default=0, metadata=_reads(_count(0, _THREADS)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ run = "other"
 
 [backend]
 kind = "auto"
+threads = 3
 """
 
 
@@ -86,7 +87,7 @@ def test_a_name_is_all_that_a_daemon_needs(home: Path) -> None:
     assert config.relay is None
     assert config.metrics is None
     assert (config.runs, config.watches, config.upstreams, config.fleets) == ((), (), (), ())
-    assert config.backend.kind == "auto"
+    assert (config.backend.kind, config.backend.threads) == ("auto", 0)
 
 
 def test_every_key_is_understood(home: Path) -> None:
@@ -238,6 +239,7 @@ FLEET = RUN + '[[fleet]]\nrun = "r"\n'
         (FLEET + 'verify = "never"\n', "fleet[0].verify", "'after_resume'"),
         (NAME + '[[fleet]]\nrun = "r"\n', "fleet[0].run", "a run that a [[run]] declares"),
         (NAME + '[backend]\nkind = "gpu"\n', "backend.kind", "'auto'"),
+        (NAME + "[backend]\nthreads = -1\n", "backend.threads", "from 0 to 256"),
         ("[daemon\n", "", "expected TOML in UTF-8"),
         ("a = 1\na = 2\n", "", "expected TOML in UTF-8"),
         (f"a = {'9' * 5000}\n", "", "expected TOML in UTF-8"),

@@ -35,6 +35,7 @@ from deltad.daemon.origin import Origin, Published, PublishOptions
 from deltad.daemon.versions import Versions
 from deltad.delta.backend import select
 from deltad.delta.record import VersionRecord
+from deltad.delta.threads import default_threads
 from deltad.errors import DeltadError, NotFoundError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.fleet import Fleet, Standing
@@ -64,6 +65,7 @@ class Node:
         self.boot = uuid.uuid4().hex
         choice = select(config.backend.kind)
         self.backend, self.backend_reason = choice.backend, choice.reason
+        self.threads = config.backend.threads or default_threads()
         self.announcements = Announcements()
         self.metrics = Metrics.create(deltad.__version__, self.backend.name)
         self.fleet = Fleet(config.daemon.name, self.boot, limits=limits)
@@ -90,7 +92,7 @@ class Node:
                     expected="one that is declared in a [[run]], or pulled",
                     found=", ".join(self.store.runs()) or "no run",
                 )
-            self._runs[run] = Versions(self.store, run, self.backend)
+            self._runs[run] = Versions(self.store, run, self.backend, threads=self.threads)
         return self._runs[run]
 
     def runs(self) -> list[RunId]:
@@ -112,7 +114,13 @@ class Node:
             publish_as = watch.publish_as if watch else "source"
             mirror = self.versions_of(run).mirror(declared.variant)
             self._origins[run] = Origin(
-                self.store, run, declared.variant, self.backend, publish_as=publish_as, mirror=mirror
+                self.store,
+                run,
+                declared.variant,
+                self.backend,
+                publish_as=publish_as,
+                mirror=mirror,
+                threads=self.threads,
             )
         return self._origins[run]
 

@@ -107,6 +107,7 @@ def test_every_key_is_understood(home: Path) -> None:
     assert (watch.quiet, watch.rescan, watch.on_conflict) == (0.5, 120.0, "new_epoch")
     assert (upstream.url, upstream.runs, upstream.connections) == ("http://border-b:7700", ("other",), 8)
     assert (fleet.policy, fleet.verify) == ("each", "after_resume")
+    assert config.backend.threads == 3
 
 
 def test_relative_paths_are_relative_to_the_file_and_not_to_the_process(home: Path) -> None:

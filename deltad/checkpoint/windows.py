@@ -209,6 +209,7 @@ class WeightFile:
         try:
             if self._mapping is None:
                 mapped = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)
+                mapped.madvise(mmap.MADV_SEQUENTIAL)  # so that a disk reads ahead as it does for `read`
                 self._mapping = np.frombuffer(mapped, np.uint8)
             self._leased_bytes = min(self._mapping.size, os.fstat(self._file.fileno()).st_size)
         except (OSError, ValueError):  # ValueError: it is empty by now

@@ -310,8 +310,8 @@ class BackendConfig:
     """`[backend]`: what computes diffs and digests.
 
     `kind`: `auto` takes the best backend that works on this host; `numba` and `numpy` name one. Default `auto`.
-    `threads`: how many frames are worked on at a time, each of which takes up to 40 MiB; 0 is as many as there
-    are processors, at most 4. Default 0.
+    `threads`: how many frames are worked on at a time, each of which takes up to 60 MiB; 0 is as many as there
+    are processors, at most 2. Default 0.
     """
 
     kind: Literal["auto", "numba", "numpy"] = field(default="auto", metadata=_reads(_choice("auto", "numba", "numpy")))

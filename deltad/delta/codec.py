@@ -53,9 +53,9 @@ __all__ = [
     "sum_weights",
 ]
 
-DELTA_FRAME_BYTES = 16 << 20
-"""Weights that one frame of a delta covers: large enough for good statistics, small enough that each thread holds
-one of both states."""
+DELTA_FRAME_BYTES = 24 << 20
+"""Weights that one frame of a delta covers: large enough for good statistics, and small enough that two threads may
+hold a frame of both states each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ from typing import TypeVar
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-_MOST_BY_DEFAULT = 4  # each holds a frame of both checkpoints, and a few keep up with a host's memory
+_MOST_BY_DEFAULT = 2  # together they hold 96 MiB of both checkpoints
 
 
 def default_threads() -> int:
-    """As many threads as this process has processors, at most four."""
+    """As many threads as this process has processors, at most two."""
     return max(1, min(_MOST_BY_DEFAULT, len(os.sched_getaffinity(0))))
 
 

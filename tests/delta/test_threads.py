@@ -94,4 +94,4 @@ def test_items_that_clash_are_never_worked_on_together(items: list[int], threads
 
 
 def test_there_is_a_thread_by_default_and_not_one_for_each_of_many_processors() -> None:
-    assert 1 <= default_threads() <= 4
+    assert 1 <= default_threads() <= 2

@@ -18,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import get_args
 import numpy as np
 
 from bench import anchors, pairs, rivals, slices
-from bench.frames import Frames, backend, checked, delta_bytes, full_digest
+from bench.frames import Frames, backend, checked, delta_bytes, encode_edge, full_digest
 from bench.harness import ROOT, Measurement, Spec, median_of, skipped
 from bench.pairs import FRESH, PAIRS, Pair, States
 from bench.peers import Cwtrain, PeerMissingError
@@ -35,6 +34,7 @@ from bench.subject import Memory, Subject, write_checkpoint
 from bench.timing import OWN_THREAD, RUNS, WALL, compare, halves, on_two_threads, rate_ratios, seconds
 from deltad.checkpoint import open_checkpoint
 from deltad.delta.backend import Backend, Mode
+from deltad.delta.codec import apply_chunks, sum_weights
 
 PATHS = (
     "deltad/delta",
@@ -64,7 +64,6 @@ PATHS = (
 
 RATES_PAIR = Pair("off-grid 1e-6, fresh Adam, step 8", FRESH, 7, 8)
 QUICK_COPIES = 8
-_SHARED_FRAME_BYTES = 8 << 20
 
 _MEAN, _WORST = "geometric mean", "worst pair"
 _MODES: dict[Mode, str] = {"blind": "blind", "fast": "context fast", "mid": "context mid", "dense": "context dense"}
@@ -148,8 +147,11 @@ def measure(quick: bool) -> Iterator[Measurement]:
     yield from anchors.rates(subject, fast, note)
     yield from _digest_rates(subject, fast, quick=quick)
     yield from _thread_rates(subject, fast)
-    with tempfile.TemporaryDirectory(prefix="deltad-bench-", dir=_scratch(6 * states.old.nbytes)) as directory:
-        yield from _file_rates(subject, fast, Path(directory))
+    with (
+        tempfile.TemporaryDirectory(prefix="deltad-bench-") as cached,
+        tempfile.TemporaryDirectory(prefix="deltad-bench-", dir=_in_memory(4 * states.old.nbytes)) as memory,
+    ):
+        yield from _file_rates(subject, fast, Path(cached), Path(memory))
 
 
 def fast_backend() -> tuple[Backend | None, str]:
@@ -291,40 +293,36 @@ def _digest_rates(subject: Subject, coder: Backend, *, quick: bool) -> Iterator[
 
 
 def _thread_rates(subject: Subject, coder: Backend) -> Iterator[Measurement]:
+    """Whole edges, digest included, by as many threads as the row says."""
     old = subject.states.old
     target, weights = subject.copy_of_old()
     same = old.copy()
-    # Smaller frames than the product's, so that two threads can have equal shares of a small model.
-    frames = Frames(subject.layout, coder, "fast", frame_bytes=_SHARED_FRAME_BYTES)
-    written = [frames.encode(rects, subject.old, subject.new) for rects in frames.rects]
+    sums = sum_weights(subject.layout, subject.old, coder)
+    chunks = encode_edge(subject.layout, subject.old, subject.new, sums, coder)
+
+    def encode(threads: int) -> None:
+        encode_edge(subject.layout, subject.old, subject.new, sums, coder, threads=threads)
+
+    def apply(threads: int) -> None:
+        apply_chunks(chunks, subject.layout, weights, sums.copy(), coder, threads=threads)
+
+    def memcmp(pool: ThreadPoolExecutor) -> float:
+        one = seconds(partial(compare, old, same), WALL)
+        parts = list(zip(halves(old), halves(same), strict=True))
+        return one / seconds(partial(on_two_threads, pool, lambda pair: compare(*pair), parts), WALL)
+
+    encoded, applied = [], []
     with ThreadPoolExecutor(2) as pool:
-
-        def compare_once() -> None:
-            compare(old, same)
-
-        def compare_on_two() -> None:
-            on_two_threads(pool, lambda pair: compare(*pair), list(zip(halves(old), halves(same), strict=True)))
-
-        def encode_on_two() -> None:
-            on_two_threads(pool, lambda rects: frames.encode(rects, subject.old, subject.new), frames.rects)
-
-        def apply_on_two() -> None:
-            on_two_threads(pool, lambda data: frames.apply_all(data, weights), written)
-
-        def apply_once() -> None:
-            for data in written:
-                frames.apply_all(data, weights)
-
-        encode_once = partial(frames.encode_all, subject.old, subject.new)
-        encoded, applied = [], []
         for _ in range(RUNS + 1):
-            memcmp = seconds(compare_once, WALL) / seconds(compare_on_two, WALL)
-            encoded.append(seconds(encode_once, WALL) / seconds(encode_on_two, WALL) / memcmp)
+            same_ratio = memcmp(pool)
+            encoded.append(seconds(partial(encode, 1), WALL) / seconds(partial(encode, 2), WALL) / same_ratio)
             np.copyto(target, old)
-            one = seconds(apply_once, WALL)
+            one = seconds(partial(apply, 1), WALL)
             np.copyto(target, old)
-            applied.append(one / seconds(apply_on_two, WALL) / memcmp)
-    note = f"context fast, {len(frames.rects)} frames of at most 8 MiB"
+            applied.append(one / seconds(partial(apply, 2), WALL) / same_ratio)
+    if not np.array_equal(target, subject.states.new):
+        raise ValueError("what two threads applied is not the new state")
+    note = "context fast, whole edges with their digest"
     yield median_of("two threads / one, encode, over memcmp's", encoded[1:], note=note)
     yield median_of("two threads / one, decode and apply, over memcmp's", applied[1:], note=note)
 
@@ -332,30 +330,32 @@ def _thread_rates(subject: Subject, coder: Backend) -> Iterator[Measurement]:
 # Files.
 
 
-def _scratch(size: int) -> str | None:
-    """A file system in memory, if there is one with room: then no disk's rate is part of any figure."""
+def _in_memory(size: int) -> str | None:
+    """A file system in memory, if there is one with room: then no disk's rate is part of what is written."""
     shared = Path("/dev/shm")
     return str(shared) if os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 2 * size else None
 
 
-def _file_rates(subject: Subject, coder: Backend, directory: Path) -> Iterator[Measurement]:
+def _file_rates(subject: Subject, coder: Backend, cached: Path, memory: Path) -> Iterator[Measurement]:
+    """Checkpoints are in `cached`, a disk's file system, and in its page cache; what is written is in `memory`."""
     states = subject.states
-    old, new = directory / "old", directory / "new"
+    old, new = cached / "old", cached / "new"
     offset = write_checkpoint(states.tensors, states.old, old)
     write_checkpoint(states.tensors, states.new, new)
+    os.sync()
     yield _encode_from_files(subject, coder, old, new)
     yield _resident_memory(old, new, coder)
     names = ("encode to files / cwtrain write_delta", "apply from files / cwtrain apply_delta")
     try:
-        (directory / "peer").mkdir()
-        with Cwtrain(old, new, directory / "peer") as peer, ThreadPoolExecutor(2) as pool:
-            ours = Published(subject, coder, directory, offset, pool)
+        (memory / "peer").mkdir()
+        with Cwtrain(old, new, memory / "peer") as peer:
+            ours = Published(subject, coder, old, memory, offset)
             ours.write(old, new)
             written = [peer.write() / seconds(partial(ours.write, old, new), WALL) for _ in range(RUNS)]
             applied = [peer.apply() / seconds(ours.apply, WALL) for _ in range(RUNS)]
             if not ours.holds():
                 raise ValueError("what was applied to the file is not the state that it should be")
-            note = f"cwtrain {peer.version} with {peer.threads} threads, deltad with 2, context fast, frames of 8 MiB; "
+            note = f"cwtrain {peer.version} with {peer.threads} threads, deltad with 2, context fast; "
             note += f"their delta takes {peer.delta_bytes / ours.size:.2f} times our bytes"
     except PeerMissingError as error:
         yield from (skipped(name, str(error)) for name in names)
@@ -369,7 +369,7 @@ def _encode_from_files(subject: Subject, coder: Backend, old: Path, new: Path) -
     with open_checkpoint(old) as base, open_checkpoint(new) as target:
         in_memory = partial(frames.encode_all, subject.old, subject.new)
         ratios = rate_ratios(in_memory, partial(frames.encode_all, base, target), clock=OWN_THREAD)
-    return median_of("encode from files / in RAM, context fast", ratios, note="files in the page cache")
+    return median_of("encode from files / in RAM, context fast", ratios, note="files in a disk's page cache")
 
 
 def _resident_memory(old: Path, new: Path, coder: Backend) -> Measurement:
@@ -393,52 +393,50 @@ class Published:
     """What stands on our side for cwtrain's `write_delta` and `apply_delta`, on two threads.
 
     Writing reads both checkpoints, encodes, sums all of the new state, and leaves named chunks in files. Applying
-    reads those back, checks their names, and patches a file that holds the old state; then, the next time, one
-    that leads back.
+    reads those back, checks their names, patches a file that holds the old state, and compares the sums; then,
+    the next time, one that leads back.
     """
 
-    def __init__(
-        self, subject: Subject, coder: Backend, directory: Path, offset: int, pool: ThreadPoolExecutor
-    ) -> None:
-        self._frames = Frames(subject.layout, coder, "fast", frame_bytes=_SHARED_FRAME_BYTES)
-        self._pool = pool
+    def __init__(self, subject: Subject, coder: Backend, old: Path, directory: Path, offset: int) -> None:
+        self._layout = subject.layout
+        self._coder = coder
         self._chunks = directory / "chunks"
         self._chunks.mkdir()
-        shutil.copytree(directory / "old", directory / "mirror")
+        shutil.copytree(old, directory / "mirror")
         path = directory / "mirror" / "model.safetensors"
         self._mirror = np.memmap(path, np.uint16, "r+", offset=offset)
         self._weights = Memory(subject.states.tensors, self._mirror)
-        self._old = subject.states.old
-        self._new = subject.states.new
-        back = [self._frames.encode(rects, subject.new, subject.old) for rects in self._frames.rects]
-        there = [self._frames.encode(rects, subject.old, subject.new) for rects in self._frames.rects]
-        self._deltas = [self._store(f"{i}", frames) for i, frames in enumerate((there, back))]
+        self._states = (subject.states.old, subject.states.new)
+        self._sums = [sum_weights(self._layout, weights, coder) for weights in (subject.old, subject.new)]
+        there = encode_edge(self._layout, subject.old, subject.new, self._sums[0], coder, threads=2)
+        back = encode_edge(self._layout, subject.new, subject.old, self._sums[1], coder, threads=2)
+        self._deltas = [self._store(f"{i}", chunks) for i, chunks in enumerate((there, back))]
         self._applied = 0
-        self.size = sum(len(data) for frames in there for data in frames)
+        self.size = sum(map(len, there))
 
     def write(self, old: Path, new: Path) -> None:
-        with ExitStack() as stack:
-            base, target = (stack.enter_context(open_checkpoint(path)) for path in (old, new))
-            encode = partial(self._frames.encode, old=base, new=target, digest=True)
-            self._store("again", list(self._pool.map(encode, self._frames.rects)))
+        with open_checkpoint(old) as base, open_checkpoint(new) as target:
+            self._store("again", encode_edge(self._layout, base, target, self._sums[0], self._coder, threads=2))
 
     def apply(self) -> None:
-        """Raises ValueError if a chunk is not what its name says."""
-        on_two_threads(self._pool, self._apply, self._deltas[self._applied % 2])
+        """Raises ValueError if a chunk is not what its name says, or leads to other sums than it should."""
+        paths = self._deltas[self._applied % 2]
+        sums = self._sums[self._applied % 2].copy()
+        chunks = (checked(path.read_bytes(), bytes.fromhex(path.name)) for path in paths)
+        apply_chunks(chunks, self._layout, self._weights, sums, self._coder, threads=2)
         self._applied += 1
+        if not np.array_equal(sums, self._sums[self._applied % 2]):
+            raise ValueError("expected the sums of the state that the delta leads to")
 
     def holds(self) -> bool:
         """Whether the mirror is the state that was applied last."""
-        return bool(np.array_equal(self._mirror, self._new if self._applied % 2 else self._old))
+        return bool(np.array_equal(self._mirror, self._states[self._applied % 2]))
 
-    def _apply(self, path: Path) -> None:
-        self._frames.apply(checked(path.read_bytes(), bytes.fromhex(path.name)), self._weights)
-
-    def _store(self, name: str, frames: Sequence[Sequence[bytes]]) -> list[Path]:
+    def _store(self, name: str, chunks: Sequence[bytes]) -> list[Path]:
         directory = self._chunks / name
         directory.mkdir(exist_ok=True)
         paths = []
-        for data in (data for part in frames for data in part):
+        for data in chunks:
             path = directory / hashlib.sha256(data).hexdigest()
             path.write_bytes(data)
             paths.append(path)

@@ -25,7 +25,7 @@ from deltad.delta.frame import Rect, plan_frames, read_chunk
 from deltad.delta.layout import Layout
 from deltad.delta.manifest import ChunkRef, EdgeKind, Manifest, State, make_pages
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
-from deltad.delta.weights import Weights, places_of, read_segments, release_segments
+from deltad.delta.weights import Weights, borrowed_segments, places_of, read_segments
 from deltad.limits import DEFAULT_LIMITS
 from deltad.types import Version
 
@@ -55,17 +55,14 @@ class Frames:
         cut = tuple(plan_frames(self.layout, frame_bytes=self.frame_bytes))
         object.__setattr__(self, "rects", cut)
 
-    def encode(self, rects: tuple[Rect, ...], old: Weights, new: Weights, *, digest: bool = False) -> list[bytes]:
-        """Plan, encode, compress and frame these rectangles; with `digest`, sum all of `new` too."""
+    def encode(self, rects: tuple[Rect, ...], old: Weights, new: Weights) -> list[bytes]:
+        """Plan, encode, compress and frame these rectangles."""
         writer = FrameWriter(self.layout, self.backend, self.mode, DEFAULT_LIMITS)
-        before, after = (read_segments(weights, rects, self.layout) for weights in (old, new))
-        if digest:
-            for place, segment in zip(places_of(rects, self.layout), after, strict=True):
-                self.backend.sum(segment.view(np.uint8), place.start * segment.itemsize, place.seed)
-        frames = [frame.data for frame in writer.delta(rects, before, after, writer.encode(rects, before, after))]
-        for weights in (old, new):
-            release_segments(weights, rects, self.layout)
-        return frames
+        with (
+            borrowed_segments(old, rects, self.layout) as before,
+            borrowed_segments(new, rects, self.layout) as after,
+        ):
+            return [frame.data for frame in writer.delta(rects, before, after, writer.encode(rects, before, after))]
 
     def encode_all(self, old: Weights, new: Weights) -> list[bytes]:
         """All frames, one after the other."""
@@ -113,6 +110,14 @@ def full_digest(subject: Subject, backend: Backend) -> Callable[[], None]:
             backend.sum(part, 0, seed)
 
     return work
+
+
+def encode_edge(
+    layout: Layout, base: Weights, target: Weights, base_sums: U64, backend: Backend, *, threads: int = 1
+) -> list[bytes]:
+    """The chunks of a whole edge, coded `fast`, as a publisher makes them."""
+    encoder = EdgeEncoder(layout, target, backend, base=base, base_sums=base_sums, mode="fast", threads=threads)
+    return [chunk.data for chunk in encoder.chunks()]
 
 
 def delta_bytes(subject: Subject, backend: Backend, mode: Mode, base_sums: U64 | None = None) -> int:

@@ -1,4 +1,4 @@
-"""How much memory an encoder needs beyond what it is: measured from within a process that does nothing else.
+"""How much memory an encoder and its threads need beyond what it is: measured in a process that does nothing else.
 
     python -m bench.memory OLD NEW MODE BACKEND        two checkpoint directories; prints one JSON object
 
@@ -19,6 +19,7 @@ from bench.frames import backend
 from deltad.checkpoint import open_checkpoint
 from deltad.delta.backend import Mode, Place
 from deltad.delta.codec import EdgeEncoder, sum_weights
+from deltad.delta.threads import default_threads
 from deltad.types import DTYPES
 
 _STATUS = Path("/proc/self/status")
@@ -36,7 +37,9 @@ def main(old: Path, new: Path, mode: Mode, kind: str) -> None:
         gc.collect()
         baseline = _resident("VmRSS")
         _CLEAR.write_text(_RESET_PEAK)
-        encoder = EdgeEncoder(target.layout, target, coder, base=base, base_sums=sums, mode=mode)
+        encoder = EdgeEncoder(
+            target.layout, target, coder, base=base, base_sums=sums, mode=mode, threads=default_threads()
+        )
         for _ in encoder.chunks():
             pass
         print(json.dumps({"baseline": baseline, "peak": _resident("VmHWM")}))

@@ -27,6 +27,7 @@ from deltad.delta.digest import U64
 from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import Manifest, decode_manifest, decode_page
 from deltad.delta.overlay import Overlay
+from deltad.delta.threads import default_threads
 from deltad.errors import BaseMismatchError, FormatError, IntegrityError, ReplicaError
 from deltad.types import Digest, RunId, Variant, Version, parse_digest, parse_version
 from rollout_plugin.apply.export import Export
@@ -183,7 +184,8 @@ class Stager:
             page = self._fetch(ref.digest, ref.size, "manifest page")
             for chunk in decode_page(page, ref, layout):
                 data = self._fetch(chunk.digest, chunk.size, "chunk")
-                yield from read_patches(data, layout, self._backend, base=base)
+                # The live weights stay as they are until the commit, so frames may be decoded ahead.
+                yield from read_patches(data, layout, self._backend, base=base, threads=default_threads())
 
     def _fetch(self, digest: bytes, size: int, what: str) -> bytes:
         data = self._daemon.object(Digest(digest))

@@ -59,6 +59,7 @@ run = "other"
 kind = "cupy"
 device = 3
 memory_limit = "1536MiB"
+threads = 3
 """
 
 
@@ -90,6 +91,7 @@ def test_a_name_is_all_that_a_daemon_needs(home: Path) -> None:
     assert config.metrics is None
     assert (config.runs, config.watches, config.upstreams, config.fleets) == ((), (), (), ())
     assert (config.backend.kind, config.backend.device, config.backend.memory_limit) == ("auto", 0, 2 * 1024**3)
+    assert config.backend.threads == 0
 
 
 def test_every_key_is_understood(home: Path) -> None:
@@ -110,6 +112,7 @@ def test_every_key_is_understood(home: Path) -> None:
     assert (upstream.url, upstream.runs, upstream.connections) == ("http://border-b:7700", ("other",), 8)
     assert (fleet.policy, fleet.verify) == ("each", "after_resume")
     assert (config.backend.kind, config.backend.device, config.backend.memory_limit) == ("cupy", 3, 1536 * 1024**2)
+    assert config.backend.threads == 3
 
 
 def test_relative_paths_are_relative_to_the_file_and_not_to_the_process(home: Path) -> None:
@@ -254,6 +257,7 @@ FLEET = RUN + '[[fleet]]\nrun = "r"\n'
         (NAME + '[backend]\nmemory_limit = "2.5GiB"\n', "backend.memory_limit", "'512MiB'"),
         (NAME + '[backend]\nmemory_limit = "1GiB "\n', "backend.memory_limit", "'512MiB'"),
         (NAME + '[backend]\nmemory_limit = "1023MiB"\n', "backend.memory_limit", "at least 1GiB"),
+        (NAME + "[backend]\nthreads = -1\n", "backend.threads", "from 0 to 256"),
         ("[daemon\n", "", "expected TOML in UTF-8"),
         ("a = 1\na = 2\n", "", "expected TOML in UTF-8"),
         (f"a = {'9' * 5000}\n", "", "expected TOML in UTF-8"),

@@ -1,8 +1,7 @@
 """Opening a Hugging Face checkpoint directory, and reading its weights by window.
 
-Weights are read with `pread`, never mapped: a trainer that truncates a mapped file would kill the reader
-with SIGBUS, and a window that has been read cannot change between being compared and being encoded.
-Memory is bounded by the windows that the caller holds, whatever the model's size.
+Windows of weights are lent by `deltad.checkpoint.windows`, mapped or read. Memory is bounded by those that are
+on loan, whatever the model's size.
 
 Owns two invariants. A checkpoint opens only when it is complete: every file that its index names is
 there, headers, sizes and index agree, and nothing changed while that was found out. And what was read is
@@ -13,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -40,6 +40,7 @@ from deltad.checkpoint.files import (
 )
 from deltad.checkpoint.foreign import no_checkpoint
 from deltad.checkpoint.safetensors import Entry, parse_json, read_header
+from deltad.checkpoint.windows import Arena, WeightFile, Window
 from deltad.delta import FORMAT
 from deltad.delta.backend import UNSIGNED, Lanes
 from deltad.delta.encoding import sha256
@@ -50,16 +51,24 @@ from deltad.limits import DEFAULT_LIMITS, Limits
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _CONFIG = "config.json"
-_WINDOW_BYTES = 8 << 20
+_WINDOW_BYTES = 4 << 20
+_CAST_LANES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
     """Where the bytes of one tensor are, and their dtype there."""
 
-    path: Path
-    file: FileIO
+    file: WeightFile
     entry: Entry
+
+    def borrow(self, start: int, count: int, arena: Arena) -> Window:
+        """The bytes of some lanes as they are in the file."""
+        width = self.entry.spec.type.lane_bytes
+        return self.file.borrow(self.entry.offset + start * width, count * width, arena)
+
+    def lanes_of(self, window: Window) -> Lanes:
+        return window.bytes.view(UNSIGNED[self.entry.spec.type.lane_bytes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +80,18 @@ class _Weights:
     sources: Mapping[str, _Source]
 
 
-class Checkpoint:
-    """An open checkpoint. Implements `deltad.delta.codec.Weights`; a context manager.
+class _Loans(threading.local):
+    """What a thread has on loan, by what it asked for, and the arena that it is in."""
 
-    Reads from several threads at once are safe.
+    def __init__(self) -> None:
+        self.arena = Arena()
+        self.lent: dict[tuple[int, int, int], list[Window]] = {}
+
+
+class Checkpoint:
+    """An open checkpoint. Implements `deltad.delta.weights.Weights`; a context manager.
+
+    Several threads may read at once. What is on loan when it is closed must not be looked at any more.
     """
 
     def __init__(
@@ -88,21 +105,47 @@ class Checkpoint:
         self._limits = limits
         self._opened = opened
         self._closed = False
+        self._mine = _Loans()
 
     def lanes(self, tensor: int, start: int, count: int) -> Lanes:
-        """`count` lanes of tensor number `tensor` from canonical position `start`, in an array of their own.
+        """`count` lanes of tensor number `tensor` from canonical position `start`, on loan until `release`.
 
+        While they are, nobody can change them: whoever opens their file to write to it has to wait.
         Raises CheckpointChangedError if the file has become shorter, CheckpointError if it is unreadable.
         """
         spec = self.layout.tensors[tensor]
         if self._closed or not 0 <= start <= start + count <= spec.lanes:
             raise ValueError(f"lanes {start} to {start + count} of {spec.name!r}, which has {spec.lanes}, or is closed")
         source = self._sources[tensor]
-        window = _read(source, start, count)
-        return bf16_from_f32(window) if source.entry.spec.dtype != spec.dtype else window
+        if source.entry.spec.dtype == spec.dtype:
+            window = source.borrow(start, count, self._mine.arena)
+        else:
+            window = self._rounded(source, start, count)
+        self._mine.lent.setdefault((tensor, start, count), []).append(window)
+        return window.bytes.view(UNSIGNED[spec.type.lane_bytes])
 
     def release(self, tensor: int, start: int, count: int) -> None:
-        """Nothing is held back beside the arrays that `lanes` returned."""
+        """The end of a loan, in the thread that took it. Nothing happens where there is none."""
+        lent = self._mine.lent
+        if windows := lent.get((tensor, start, count)):
+            self._sources[tensor].file.give_back(windows.pop())
+            if not windows:
+                del lent[tensor, start, count]
+
+    def _rounded(self, source: _Source, start: int, count: int) -> Window:
+        """float32 lanes as bfloat16."""
+        arena = self._mine.arena
+        window = arena.take(2 * count)
+        lanes = window.bytes.view(np.uint16)
+        try:
+            for at in range(0, count, _CAST_LANES):
+                part = source.borrow(start + at, min(_CAST_LANES, count - at), arena)
+                lanes[at : at + _CAST_LANES] = bf16_from_f32(source.lanes_of(part))
+                source.file.give_back(part)
+        except BaseException:
+            source.file.give_back(window)
+            raise
+        return window
 
     def file_bytes(self, name: str) -> bytes:
         """The non-weight file `name` of `layout.files`. Raises CheckpointChangedError if it is another by now."""
@@ -123,7 +166,7 @@ class Checkpoint:
 
     def file_stamps(self) -> dict[Path, FileStamp]:
         """The files that the layout was read from, with their stamps: weights, index, non-weight files."""
-        used = {source.path.name for source in self._sources} | {file.name for file in self.layout.files}
+        used = {source.file.path.name for source in self._sources} | {file.name for file in self.layout.files}
         found = {}
         for stamp in self.fingerprint.files:
             path = self.directory / stamp.name
@@ -198,9 +241,11 @@ def _open_weights(directory: Path, limits: Limits) -> Iterator[_Weights]:
         for name in names:
             path = found / name
             file = stack.enter_context(_open_weight_file(home, name, index))
+            weights = WeightFile(file, path)
+            stack.callback(weights.close)
             for entry in _read_entries(file, path, limits):
                 _check_place(entry.spec.name, name, sources, index, home)
-                sources[entry.spec.name] = _Source(path, file, entry)
+                sources[entry.spec.name] = _Source(weights, entry)
             if len(sources) > limits.tensors:
                 raise LimitError(f"{directory}", expected=f"at most {limits.tensors} tensors", found="more of them")
         missing = sorted((index or {}).keys() - sources.keys())
@@ -302,7 +347,8 @@ def _check_place(
     """Each tensor is in one file, and in the one that the index says."""
     thing = f"{home}: tensor {tensor[:120]!r}"
     if tensor in before:
-        raise CheckpointError(thing, expected="it in one file", found=f"it in {before[tensor].path.name} and {file}")
+        other = before[tensor].file.path.name
+        raise CheckpointError(thing, expected="it in one file", found=f"it in {other} and {file}")
     if index is None:
         return
     if tensor not in index:
@@ -352,9 +398,14 @@ def _same_bits(sources: Mapping[str, _Source]) -> bool:
     if (spec.dtype, spec.shape) != (other.dtype, other.shape):
         return False
     step = _WINDOW_BYTES // spec.type.lane_bytes
+    arena = Arena()
     for start in range(0, spec.lanes, step):
         count = min(step, spec.lanes - start)
-        if not np.array_equal(_read(head, start, count), _read(embedding, start, count)):
+        ours, theirs = head.borrow(start, count, arena), embedding.borrow(start, count, arena)
+        same = np.array_equal(ours.bytes, theirs.bytes)
+        embedding.file.give_back(theirs)
+        head.file.give_back(ours)
+        if not same:
             return False
     return True
 
@@ -364,31 +415,6 @@ def _with_alias(layout: Layout) -> Layout:
         msgspec.structs.replace(spec, alias_of=EMBEDDING) if spec.name == HEAD else spec for spec in layout.tensors
     )
     return Layout(layout.format, tensors, layout.files)
-
-
-def _read(source: _Source, start: int, count: int) -> Lanes:
-    """Lanes as they are in the file."""
-    width = source.entry.spec.type.lane_bytes
-    window: Lanes = np.empty(count, UNSIGNED[width])
-    if not count:
-        return window
-    view = window.data.cast("B")
-    at = source.entry.offset + start * width
-    try:
-        while view:
-            size = os.preadv(source.file.fileno(), [view], at)
-            if not size:
-                raise CheckpointChangedError(
-                    f"{source.path}",
-                    expected=f"bytes from {at} on, as when it was opened",
-                    found="the end of the file",
-                    hint="it was cut short while it was read; nothing was published",
-                )
-            view = view[size:]
-            at += size
-    except OSError as error:
-        raise unreadable(source.path, error) from error
-    return window
 
 
 def _changed(directory: Path, difference: str) -> CheckpointChangedError:

@@ -18,6 +18,7 @@ from deltad.delta.encoding import encode
 from deltad.delta.layout import Layout
 from deltad.delta.manifest import ChunkRef, EdgeKind, Manifest, State, make_pages
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
+from deltad.delta.threads import default_threads
 from deltad.protocol.mode import AUTO, choose_mode
 from deltad.types import Version
 
@@ -124,9 +125,9 @@ def _tie(alias_of: str) -> str:
 
 
 def _encode(target: Checkpoint, base: Checkpoint | None, mode: Mode) -> _Edge:
-    backend = choose()
-    sums = None if base is None else sum_weights(base.layout, base, backend)
-    encoder = EdgeEncoder(target.layout, target, backend, base, sums, mode=mode)
+    backend, threads = choose(), default_threads()
+    sums = None if base is None else sum_weights(base.layout, base, backend, threads=threads)
+    encoder = EdgeEncoder(target.layout, target, backend, base, sums, mode=mode, threads=threads)
     return _Edge(encoder, tuple(chunk.ref for chunk in encoder.chunks()))
 
 

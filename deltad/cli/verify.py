@@ -112,9 +112,10 @@ def sum_checkpoint(directory: Path, publish_as: str) -> Summed:
     from deltad.delta.backend import choose
     from deltad.delta.codec import sum_weights
     from deltad.delta.digest import root_of
+    from deltad.delta.threads import default_threads
 
     with open_checkpoint(directory, publish_as=publish_as) as checkpoint:
-        sums = sum_weights(checkpoint.layout, checkpoint, choose())
+        sums = sum_weights(checkpoint.layout, checkpoint, choose(), threads=default_threads())
         checkpoint.check_unchanged()
         return Summed(checkpoint.layout, sums, root_of(checkpoint.layout, sums))
 

@@ -17,6 +17,7 @@ from deltad.types import RunId, Variant, parse_daemon_name, parse_run, parse_var
 
 _CONNECTIONS = 64
 _DEVICES = 1024
+_THREADS = 256
 _DEVICE_MEMORY = 1 << 30
 """The least with which a GPU can hold one of the largest frames, old and new, and what it may turn into."""
 
@@ -145,6 +146,8 @@ class BackendConfig:
     Default `auto`.
     `device`: the index of the GPU, as CUDA counts. Default 0.
     `memory_limit`: how much of the GPU's memory may be taken, such as `1536MiB`. Default `2GiB`.
+    `threads`: how many frames are worked on at a time, each of which takes up to 60 MiB; 0 is as many as there
+    are processors, at most 2. Default 0.
     """
 
     kind: Literal["auto", "cupy", "numba", "numpy"] = field(
@@ -152,6 +155,7 @@ class BackendConfig:
     )
     device: int = field(default=0, metadata=_reads(values.count(0, _DEVICES - 1)))
     memory_limit: int = field(default=2 << 30, metadata=_reads(values.size(_DEVICE_MEMORY), values.size_text))
+    threads: int = field(default=0, metadata=_reads(values.count(0, _THREADS)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from deltad.daemon.versions import Versions
 from deltad.delta.backend.choice import Candidates, candidates, probe
 from deltad.delta.backend.fallback import Switch
 from deltad.delta.record import VersionRecord
+from deltad.delta.threads import default_threads
 from deltad.errors import DeltadError, NotFoundError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.fleet import Fleet, Standing
@@ -75,6 +76,7 @@ class Node:
             on_switch=self.on_switch,
         )
         self.backend, self.backend_reason = choice.backend, choice.reason
+        self.threads = config.backend.threads or default_threads()
         self.announcements = Announcements()
         self.metrics = Metrics.create(deltad.__version__)
         self.metrics.backend(self.backend.name, self.backend_reason)
@@ -102,7 +104,7 @@ class Node:
                     expected="one that is declared in a [[run]], or pulled",
                     found=", ".join(self.store.runs()) or "no run",
                 )
-            self._runs[run] = Versions(self.store, run, self.backend)
+            self._runs[run] = Versions(self.store, run, self.backend, threads=self.threads)
         return self._runs[run]
 
     def runs(self) -> list[RunId]:
@@ -124,7 +126,13 @@ class Node:
             publish_as = watch.publish_as if watch else "source"
             mirror = self.versions_of(run).mirror(declared.variant)
             self._origins[run] = Origin(
-                self.store, run, declared.variant, self.backend, publish_as=publish_as, mirror=mirror
+                self.store,
+                run,
+                declared.variant,
+                self.backend,
+                publish_as=publish_as,
+                mirror=mirror,
+                threads=self.threads,
             )
         return self._origins[run]
 

@@ -82,6 +82,7 @@ class Origin:
         *,
         publish_as: str = "source",
         mirror: Mirror | None = None,
+        threads: int = 1,
     ) -> None:
         """`mirror` is the one that the daemon shares; without it, one of its own."""
         self._store = store
@@ -89,7 +90,8 @@ class Origin:
         self._variant = variant
         self._backend = backend
         self._publish_as = publish_as
-        self._mirror = mirror or Mirror(store, self._run, variant, backend)
+        self._threads = threads
+        self._mirror = mirror or Mirror(store, self._run, variant, backend, threads=threads)
         self._baseline = self._run.directory / "baseline" / variant
 
     def publish(self, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
@@ -132,7 +134,8 @@ class Origin:
                 found=str(version.number),
                 hint="if the trainer resumed from an earlier step, publish with a new epoch (`--new-epoch`)",
             ) from None
-        root = root_of(checkpoint.layout, sum_weights(checkpoint.layout, checkpoint, self._backend))
+        sums = sum_weights(checkpoint.layout, checkpoint, self._backend, threads=self._threads)
+        root = root_of(checkpoint.layout, sums)
         checkpoint.check_unchanged()
         if root == known.variant(self._variant).root:
             return known
@@ -218,13 +221,16 @@ class Origin:
                 base_sums=self._mirror.sums(latest),
                 limits=self._store.limits,
                 mode=mode,
+                threads=self._threads,
             )
             state = State(latest.version, latest.variant(self._variant).root)
             return self._store_edge(encoder, EdgeKind.DELTA, version, state, "")
 
     def _anchor(self, checkpoint: Checkpoint, version: Version, reason: str) -> Manifest:
         log.info("anchor_cut", run=self._run.run, version=str(version), reason=reason)
-        encoder = EdgeEncoder(checkpoint.layout, checkpoint, self._backend, limits=self._store.limits)
+        encoder = EdgeEncoder(
+            checkpoint.layout, checkpoint, self._backend, limits=self._store.limits, threads=self._threads
+        )
         return self._store_edge(encoder, EdgeKind.ANCHOR, version, None, reason)
 
     def _store_edge(

@@ -34,9 +34,10 @@ TAIL = 16
 class Versions:
     """One run. Methods belong to the event loop's thread; the blocking parts go elsewhere."""
 
-    def __init__(self, store: Store, run: RunId, backend: Backend) -> None:
+    def __init__(self, store: Store, run: RunId, backend: Backend, *, threads: int = 1) -> None:
         self._store = store
         self._backend = backend
+        self._threads = threads
         self.run = run
         self.records = store.run(run)
         self._notes = Notes(self.records.directory / "notes")
@@ -140,7 +141,7 @@ class Versions:
     def mirror(self, variant: Variant) -> Mirror:
         """The one mirror of a variant."""
         if variant not in self._mirrors:
-            self._mirrors[variant] = Mirror(self._store, self.records, variant, self._backend)
+            self._mirrors[variant] = Mirror(self._store, self.records, variant, self._backend, threads=self._threads)
         return self._mirrors[variant]
 
     def _export(self, record: VersionRecord, variant: Variant | None, directory: Path) -> Digest:

@@ -1,32 +1,37 @@
 """Encoding and applying one edge: weights in, chunks out, and back.
 
-Streams by frame, so memory is bounded by the frame and not by the model. While it reads, the encoder
-recomputes the element sum of everything in the target and follows the base's sum through the changes;
-both must meet, which proves that the base it read was the base that was published.
+Streams by frame, so memory is bounded by the frames that threads work on and not by the model; the bytes do not
+depend on how many threads there are. While it reads, the encoder recomputes the element sum of everything in the
+target and follows the base's sum through the changes; both must meet, which proves that the base it read was the
+base that was published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from deltad.delta.backend import UNSIGNED, Backend, Changes, EncodedFrame, Lanes, Mode, Positions, Segments
+from deltad.delta.backend import UNSIGNED, Backend, Changes, Lanes, Mode, Positions, Segments
 from deltad.delta.backend.numpy import check_sums
 from deltad.delta.coding import WHOLE, Coder
 from deltad.delta.difference import compose, inverse
 from deltad.delta.digest import U64, root_of, sum_changes, tensor_seed, unpack_sums
 from deltad.delta.emit import ChunkBuilder, EncodedChunk, FrameWriter, WrittenFrame, share_of_lanes
-from deltad.delta.frame import Frame, Rect, plan_frames, read_chunk
+from deltad.delta.frame import Frame, FrameHeader, Rect, StoredFrame, plan_frames, stored_frames
 from deltad.delta.layout import Layout, TensorSpec
+from deltad.delta.threads import in_order
 from deltad.delta.weights import (
     Weights,
     all_contiguous,
+    borrowed,
+    borrowed_segments,
     by_rect,
     flat_positions,
     places_of,
-    read_segments,
     release_segments,
     sum_weights,
 )
@@ -40,14 +45,28 @@ __all__ = [
     "Patch",
     "Weights",
     "apply_chunk",
+    "apply_chunks",
     "apply_patch",
     "frame_patches",
     "read_patches",
     "sum_weights",
 ]
 
-DELTA_FRAME_BYTES = 32 << 20
-"""Weights that one frame of a delta covers: large enough for good statistics, small enough to hold."""
+DELTA_FRAME_BYTES = 24 << 20
+"""Weights that one frame of a delta covers: large enough for good statistics, and small enough that two threads may
+hold a frame of both states each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _EncodedRegion:
+    """The frames of some rectangles; by rectangle, the element sums of the target, shape [rectangles, 2], what the
+    changes add to them, and how many changed."""
+
+    rects: tuple[Rect, ...]
+    frames: tuple[WrittenFrame, ...]
+    sums: U64
+    added: U64
+    changed: U64
 
 
 @dataclass(slots=True)
@@ -65,6 +84,8 @@ class EdgeEncoder:
     base_sums: U64 | None = None
     limits: Limits = DEFAULT_LIMITS
     mode: Mode = "blind"
+    threads: int = 1
+    """How many frames are worked on at a time, each by a thread of its own."""
     sums: U64 = field(init=False)
     """Element sums of the target, shape [tensors, 2]."""
     changed: U64 = field(init=False)
@@ -92,35 +113,33 @@ class EdgeEncoder:
         # An anchor's frame is about as large as its weights, so it must fit a chunk from the start. A
         # delta's is two orders of magnitude smaller, and is cut in the rare case that it is not.
         frame_bytes = self.limits.chunk_bytes // 2 if self.base is None else DELTA_FRAME_BYTES
-        for rects in plan_frames(self.layout, frame_bytes=frame_bytes, limits=self.limits):
-            for frame in self._encode_region(rects):
-                yield from builder.add(frame)
+        plan = plan_frames(self.layout, frame_bytes=frame_bytes, limits=self.limits)
+        with closing(in_order(self._encode_region, plan, self.threads)) as regions:
+            for region in regions:
+                tensors = [rect.tensor for rect in region.rects]
+                np.add.at(self.sums, tensors, region.sums)
+                np.add.at(self._followed, tensors, region.added)
+                np.add.at(self.changed, tensors, region.changed)
+                for frame in region.frames:
+                    yield from builder.add(frame)
         if self.base is not None:
             self._check_base()
         yield from builder.flush()
         self.coders = tuple(sorted(builder.coders))
 
-    def _encode_region(self, rects: tuple[Rect, ...]) -> Iterator[WrittenFrame]:
-        new = read_segments(self.target, rects, self.layout)
-        shares = share_of_lanes(rects, new, self.layout, self.backend)
-        np.add.at(self.sums, [rect.tensor for rect in rects], shares)
-        if self.base is None:
-            for rect in rects:
-                self.changed[rect.tensor] += np.uint64(rect.lanes)
-            yield from self._writer.whole(rects, new)
-        else:
-            old = read_segments(self.base, rects, self.layout)
-            encoded = self._writer.encode(rects, old, new)
-            if encoded is not None:
-                self._follow_base(rects, encoded)
-            yield from self._writer.delta(rects, old, new, encoded)
-            release_segments(self.base, rects, self.layout)
-        release_segments(self.target, rects, self.layout)
-
-    def _follow_base(self, rects: Sequence[Rect], encoded: EncodedFrame) -> None:
-        tensors = [rect.tensor for rect in rects]
-        np.add.at(self._followed, tensors, encoded.sums)
-        np.add.at(self.changed, tensors, encoded.changed.astype(np.uint64))
+    def _encode_region(self, rects: tuple[Rect, ...]) -> _EncodedRegion:
+        with borrowed_segments(self.target, rects, self.layout) as new:
+            sums = share_of_lanes(rects, new, self.layout, self.backend)
+            added, changed = np.zeros_like(sums), np.zeros(len(rects), np.uint64)
+            if self.base is None:
+                changed[:] = [rect.lanes for rect in rects]
+                return _EncodedRegion(rects, tuple(self._writer.whole(rects, new)), sums, added, changed)
+            with borrowed_segments(self.base, rects, self.layout) as old:
+                encoded = self._writer.encode(rects, old, new)
+                if encoded is not None:
+                    added, changed = encoded.sums, encoded.changed.astype(np.uint64)
+                frames = tuple(self._writer.delta(rects, old, new, encoded))
+        return _EncodedRegion(rects, frames, sums, added, changed)
 
     def _check_base(self) -> None:
         wrong = np.flatnonzero((self._followed != self.sums).any(axis=1))
@@ -159,17 +178,26 @@ def read_patches(
     *,
     base: Weights | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    threads: int = 1,
 ) -> Iterator[Patch]:
     """Decode a chunk whose SHA-256 has been checked. Every position is within its tensor.
 
     With `base`, the weights that the edge starts from, each frame's check is verified before its patches
     are given; without it only raw and packed frames' are, and the sums that follow the writes must tell. Context
     frames are read beside their base only. Raises FormatError, LimitError or IntegrityError; patches that
-    came before the error are good but incomplete.
+    came before the error are good but incomplete. With several threads, frames are decoded ahead: then nobody
+    may write to `base` meanwhile.
     """
-    for frame in read_chunk(data, layout, limits=limits):
-        segments = None if base is None else read_segments(base, frame.header.rects, layout)
-        yield from frame_patches(frame, layout, backend, segments)
+
+    def patches_of(stored: StoredFrame) -> list[Patch]:
+        frame = stored.unpack()
+        if base is None:
+            return frame_patches(frame, layout, backend, None)
+        with borrowed_segments(base, frame.header.rects, layout) as segments:
+            return frame_patches(frame, layout, backend, segments)
+
+    for patches in in_order(patches_of, stored_frames(data, layout, limits=limits), threads):
+        yield from patches
 
 
 def frame_patches(frame: Frame, layout: Layout, backend: Backend, base: Segments | None) -> list[Patch]:
@@ -234,52 +262,102 @@ def apply_patch(patch: Patch, target: Lanes, spec: TensorSpec, sums: U64, backen
     `sums` (shape [tensors, 2]) follows every write, so that after the last patch it must equal the
     manifest's. Returns the lanes that were overwritten.
     """
+    old, share = _write_patch(patch, target, spec, backend)
+    sums[patch.tensor] += share
+    return old
+
+
+def _write_patch(patch: Patch, target: Lanes, spec: TensorSpec, backend: Backend) -> tuple[Lanes, U64]:
+    """The lanes that were overwritten, and what that adds to the sum of their tensor."""
     seed = tensor_seed(spec.name)
     if isinstance(patch.index, slice):
         old: Lanes = target[patch.index].copy()
         target[patch.index] = patch.values
         offset = patch.index.start * spec.type.lane_bytes
-        sums[patch.tensor] += backend.sum(np.ascontiguousarray(patch.values).view(np.uint8), offset, seed)
-        sums[patch.tensor] -= backend.sum(old.view(np.uint8), offset, seed)
-        return old
+        after = backend.sum(np.ascontiguousarray(patch.values).view(np.uint8), offset, seed)
+        return old, after - backend.sum(old.view(np.uint8), offset, seed)
     if patch.absolute:
         old, new = target[patch.index], patch.values
         target[patch.index] = new
-        share = sum_changes(patch.index, old, new, seed)
-    else:
-        old, share = backend.apply(target, Changes(patch.index, patch.values), spec.type, seed)
-    sums[patch.tensor] += share
-    return old
+        return old, sum_changes(patch.index, old, new, seed)
+    return backend.apply(target, Changes(patch.index, patch.values), spec.type, seed)
 
 
 def apply_chunk(
     data: bytes, layout: Layout, target: Weights, sums: U64, backend: Backend, *, limits: Limits = DEFAULT_LIMITS
 ) -> None:
-    """Decode a chunk whose SHA-256 has been checked and write it into `target`, whose lanes are writable, contiguous
-    views.
+    """`apply_chunks` for one chunk, in the caller's thread."""
+    apply_chunks([data], layout, target, sums, backend, limits=limits)
+
+
+def apply_chunks(
+    chunks: Iterable[bytes],
+    layout: Layout,
+    target: Weights,
+    sums: U64,
+    backend: Backend,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    threads: int = 1,
+) -> None:
+    """Decode chunks of one edge whose SHA-256 has been checked and write them into `target`, whose lanes are
+    writable, contiguous views.
 
     Frame by frame: each is checked as a whole before its first byte is written. `sums` (shape [tensors, 2])
-    follows every write. Raises FormatError, LimitError or IntegrityError; frames before the error have been
-    written, so what is written to must be private until the sums are compared with the manifest's.
+    follows the writes. Raises FormatError, LimitError or IntegrityError; other frames have been written by then,
+    so what is written to must be private until the sums are compared with the manifest's.
     """
-    for frame in read_chunk(data, layout, limits=limits):
-        header = frame.header
-        if header.coder not in WHOLE and header.check and all_contiguous(header.rects, layout):
-            views = [
-                target.lanes(rect.tensor, rect.flat_start(layout.tensors[rect.tensor].lane_shape), rect.lanes)
-                for rect in header.rects
-            ]
-            shares = backend.decode_apply(
-                header.coding,
-                unpack_sums(header.check, 1)[0],
-                frame.streams,
-                views,
-                places_of(header.rects, layout),
-                layout.tensors[header.rects[0].tensor].type,
-            )
-            np.add.at(sums, [rect.tensor for rect in header.rects], shares)
-            continue
-        segments = read_segments(target, header.rects, layout)
-        for patch in frame_patches(frame, layout, backend, segments):
-            spec = layout.tensors[patch.tensor]
-            apply_patch(patch, target.lanes(patch.tensor, 0, spec.lanes), spec, sums, backend)
+    stored = (frame for data in chunks for frame in stored_frames(data, layout, limits=limits))
+    work = partial(_apply_frame, layout=layout, target=target, backend=backend)
+    for tensors, shares in in_order(work, stored, threads, clash=partial(_may_meet, layout=layout)):
+        np.add.at(sums, tensors, shares)
+
+
+def _apply_frame(stored: StoredFrame, layout: Layout, target: Weights, backend: Backend) -> tuple[list[int], U64]:
+    """Which tensors were written to, and what that adds to their sums."""
+    frame = stored.unpack()
+    header = frame.header
+    rects = header.rects
+    if header.coder in WHOLE or not header.check or not all_contiguous(rects, layout):
+        with borrowed_segments(target, rects, layout) as segments:
+            patches = frame_patches(frame, layout, backend, segments)
+        shares = [_write(patch, layout, target, backend) for patch in patches]
+        return [patch.tensor for patch in patches], np.array(shares, np.uint64).reshape(-1, 2)
+    try:
+        # Not by `read_segments`, which may give copies: these are written to.
+        views = [
+            target.lanes(rect.tensor, rect.flat_start(layout.tensors[rect.tensor].lane_shape), rect.lanes)
+            for rect in rects
+        ]
+        dtype = layout.tensors[rects[0].tensor].type
+        check = unpack_sums(header.check, 1)[0]
+        sums = backend.decode_apply(header.coding, check, frame.streams, views, places_of(rects, layout), dtype)
+    finally:
+        release_segments(target, rects, layout)
+    return [rect.tensor for rect in rects], sums
+
+
+def _write(patch: Patch, layout: Layout, target: Weights, backend: Backend) -> U64:
+    spec = layout.tensors[patch.tensor]
+    with borrowed(target, (patch.tensor, 0, spec.lanes)) as lanes:
+        return _write_patch(patch, lanes, spec, backend)[1]
+
+
+def _may_meet(one: StoredFrame, other: StoredFrame, layout: Layout) -> bool:
+    """Whether two frames may have a lane in common, which nobody may write while another reads it.
+
+    Frames of an edge are disjoint, but a frame that has been received may not keep to that.
+    """
+    if one.header.dtype != other.header.dtype:
+        return False
+    low, high = _reach(one.header, layout)
+    first, last = _reach(other.header, layout)
+    return low <= last and first <= high
+
+
+def _reach(header: FrameHeader, layout: Layout) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The lowest and the highest (tensor, canonical position) between which all of a frame lies."""
+    shapes = [layout.tensors[rect.tensor].lane_shape for rect in header.rects]
+    starts = [(rect.tensor, rect.flat_start(shape)) for rect, shape in zip(header.rects, shapes, strict=True)]
+    ends = [(rect.tensor, rect.flat_end(shape) - 1) for rect, shape in zip(header.rects, shapes, strict=True)]
+    return min(starts), max(ends)

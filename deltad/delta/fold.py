@@ -24,7 +24,7 @@ from deltad.delta.emit import ChunkBuilder, EncodedChunk, FrameWriter, WrittenFr
 from deltad.delta.frame import Frame, FrameHeader, Rect, plan_frames, read_chunk, read_headers
 from deltad.delta.layout import Layout
 from deltad.delta.manifest import ChunkRef
-from deltad.delta.weights import Weights, read_segments, release_segments
+from deltad.delta.weights import Weights, borrowed_segments
 from deltad.errors import FormatError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.types import Digest
@@ -118,22 +118,25 @@ def _invert(delta: StoredDelta, writer: FrameWriter) -> Iterator[WrittenFrame]:
 def _transcode(delta: StoredDelta, writer: FrameWriter, base: Weights) -> Iterator[WrittenFrame]:
     for frame in _frames(delta.data(), writer):
         rects = frame.header.rects
-        old = read_segments(base, rects, writer.layout)
-        region = _Region(rects, writer.layout, old)
-        for patch in frame_patches(frame, writer.layout, writer.backend, old):
-            region.play(patch)
-        if frame.header.coder in WHOLE:
-            yield from writer.whole(rects, region.numbers)
-        else:
-            yield from writer.delta(rects, old, region.numbers, writer.encode(rects, old, region.numbers))
-        release_segments(base, rects, writer.layout)
+        with borrowed_segments(base, rects, writer.layout) as old:
+            region = _Region(rects, writer.layout, old)
+            for patch in frame_patches(frame, writer.layout, writer.backend, old):
+                region.play(patch)
+            if frame.header.coder in WHOLE:
+                written = list(writer.whole(rects, region.numbers))
+            else:
+                written = list(writer.delta(rects, old, region.numbers, writer.encode(rects, old, region.numbers)))
+        yield from written
 
 
 def _fold(first: StoredDelta, second: StoredDelta, writer: FrameWriter, base: Weights | None) -> Iterator[WrittenFrame]:
     layout = writer.layout
 
     def before_first(rects: Sequence[Rect]) -> _Region:
-        return _Region(rects, layout, None if base is None else read_segments(base, rects, layout))
+        if base is None:
+            return _Region(rects, layout)
+        with borrowed_segments(base, rects, layout) as lanes:
+            return _Region(rects, layout, lanes)
 
     def before_second(rects: Sequence[Rect]) -> _Region:
         region = before_first(rects)
@@ -154,9 +157,9 @@ def _fold(first: StoredDelta, second: StoredDelta, writer: FrameWriter, base: We
         if base is None:
             yield from region.emit(writer, checks)
         else:
-            old = read_segments(base, rects, layout)
-            yield from writer.delta(rects, old, region.numbers, writer.encode(rects, old, region.numbers))
-            release_segments(base, rects, layout)
+            with borrowed_segments(base, rects, layout) as old:
+                written = list(writer.delta(rects, old, region.numbers, writer.encode(rects, old, region.numbers)))
+            yield from written
 
 
 class _Region:

@@ -139,6 +139,23 @@ class Frame:
     streams: tuple[bytes, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredFrame:
+    """A frame whose header has been checked, and its streams as they are stored."""
+
+    header: FrameHeader
+    stored: memoryview
+
+    def unpack(self) -> Frame:
+        """Raises FormatError for streams that are not what the header says."""
+        streams = []
+        at = 0
+        for plain_length, stored_length in self.header.streams:
+            streams.append(_read_stream(self.stored[at : at + stored_length], plain_length))
+            at += stored_length
+        return Frame(self.header, tuple(streams))
+
+
 def slabs(tensor: int, shape: Sequence[int], limit: int) -> Iterator[Rect]:
     """Cut a tensor of lane shape `shape` into contiguous rectangles of at most `limit` lanes."""
     total = math.prod(shape)
@@ -235,14 +252,15 @@ def read_headers(data: bytes, layout: Layout, *, limits: Limits = DEFAULT_LIMITS
 
 def read_chunk(data: bytes, layout: Layout, *, limits: Limits = DEFAULT_LIMITS) -> Iterator[Frame]:
     """Parse a chunk whose SHA-256 has been checked. Raises FormatError or LimitError, never reads past."""
+    for stored in stored_frames(data, layout, limits=limits):
+        yield stored.unpack()
+
+
+def stored_frames(data: bytes, layout: Layout, *, limits: Limits = DEFAULT_LIMITS) -> Iterator[StoredFrame]:
+    """`read_chunk` without the work that threads can share."""
     for header, stored, _ in _walk(data, limits):
         _check_header(header, layout, limits)
-        streams = []
-        at = 0
-        for plain_length, stored_length in header.streams:
-            streams.append(_read_stream(stored[at : at + stored_length], plain_length))
-            at += stored_length
-        yield Frame(header, tuple(streams))
+        yield StoredFrame(header, stored)
 
 
 def _walk(data: bytes, limits: Limits) -> Iterator[tuple[FrameHeader, memoryview, int]]:

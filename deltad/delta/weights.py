@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -11,35 +12,87 @@ from deltad.delta.backend import UNSIGNED, Backend, Lanes, Place, Positions
 from deltad.delta.digest import U64, sum_bytes, tensor_seed
 from deltad.delta.frame import Rect
 from deltad.delta.layout import Layout
+from deltad.delta.threads import in_order
 
 _WINDOW_LANES = 1 << 20
 
 
 class Weights(Protocol):
-    """Something that holds the tensors of a layout. A tensor is named by its index in the layout."""
+    """Something that holds the tensors of a layout, for several threads. A tensor is named by its index there."""
 
     def lanes(self, tensor: int, start: int, count: int) -> Lanes:
-        """`count` lanes from canonical position `start`, as unsigned integers; a view where possible."""
+        """`count` lanes from canonical position `start`, as unsigned integers, on loan until they are released.
+
+        A view where possible, of any alignment. What must be waited for while they are on loan may be
+        someone's writing to a file, so no loan outlasts the work on a frame.
+        """
 
     def release(self, tensor: int, start: int, count: int) -> None:
-        """The caller is done with these lanes: memory that backs them may be dropped."""
+        """The same thread is done with these lanes: memory that backs them may be dropped.
+
+        Does nothing for lanes that are not on loan.
+        """
+
+
+Span = tuple[int, int, int]
+"""Lanes of one tensor: its index, the canonical position of the first, and how many."""
+
+
+@contextmanager
+def borrowed(weights: Weights, span: Span) -> Iterator[Lanes]:
+    """The lanes of a span, released at the end."""
+    try:
+        yield weights.lanes(*span)
+    finally:
+        weights.release(*span)
+
+
+def spans_of(layout: Layout, span_bytes: int) -> Iterator[list[Span]]:
+    """Every lane of every tensor once, in lists of spans that are worth a thread's while: `span_bytes` at most."""
+    found: list[Span] = []
+    room = span_bytes
+    for i, spec in enumerate(layout.tensors):
+        width = spec.type.lane_bytes
+        step = max(1, span_bytes // width)
+        for start in range(0, spec.lanes, step):
+            count = min(step, spec.lanes - start)
+            if found and count * width > room:
+                yield found
+                found, room = [], span_bytes
+            found.append((i, start, count))
+            room -= count * width
+    if found:
+        yield found
 
 
 def sum_weights(
-    layout: Layout, weights: Weights, backend: Backend | None = None, *, window_bytes: int = 8 << 20
+    layout: Layout, weights: Weights, backend: Backend | None = None, *, window_bytes: int = 4 << 20, threads: int = 1
 ) -> U64:
     """Element sums of everything in `weights`, read window by window. Shape [tensors, 2]."""
     add = sum_bytes if backend is None else backend.sum
+
+    def add_up(spans: list[Span]) -> tuple[list[int], U64]:
+        shares = np.zeros((len(spans), 2), np.uint64)
+        for k, (i, start, count) in enumerate(spans):
+            spec = layout.tensors[i]
+            with borrowed(weights, (i, start, count)) as lanes:
+                window = np.ascontiguousarray(lanes).view(np.uint8)
+                shares[k] = add(window, start * spec.type.lane_bytes, tensor_seed(spec.name))
+        return [i for i, _, _ in spans], shares
+
     sums = np.zeros((len(layout.tensors), 2), np.uint64)
-    for i, spec in enumerate(layout.tensors):
-        width = spec.type.lane_bytes
-        step = max(1, window_bytes // width)
-        for start in range(0, spec.lanes, step):
-            count = min(step, spec.lanes - start)
-            window = np.ascontiguousarray(weights.lanes(i, start, count)).view(np.uint8)
-            sums[i] += add(window, start * width, tensor_seed(spec.name))
-            weights.release(i, start, count)
+    for tensors, shares in in_order(add_up, spans_of(layout, window_bytes), threads):
+        np.add.at(sums, tensors, shares)
     return sums
+
+
+@contextmanager
+def borrowed_segments(weights: Weights, rects: Sequence[Rect], layout: Layout) -> Iterator[list[Lanes]]:
+    """What `read_segments` gives, released at the end."""
+    try:
+        yield read_segments(weights, rects, layout)
+    finally:
+        release_segments(weights, rects, layout)
 
 
 def read_segments(weights: Weights, rects: Sequence[Rect], layout: Layout) -> list[Lanes]:

@@ -25,11 +25,13 @@ from deltad.checkpoint.aligned import Aligned
 from deltad.checkpoint.directory import open_checkpoint
 from deltad.checkpoint.writer import CheckpointWriter
 from deltad.delta.backend import Backend
-from deltad.delta.codec import Weights, apply_chunk, sum_weights
+from deltad.delta.codec import Weights, apply_chunks, sum_weights
 from deltad.delta.digest import U64, root_of
 from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import ChunkRef, Manifest, decode_page
 from deltad.delta.record import VersionRecord
+from deltad.delta.threads import in_order
+from deltad.delta.weights import Span, borrowed, spans_of
 from deltad.errors import CheckpointError, FormatError, IntegrityError
 from deltad.store.disk import make_directory, store_error, sync_directory
 from deltad.store.path import Path as EdgePath
@@ -45,11 +47,12 @@ _WINDOW_BYTES = 8 << 20
 class Mirror:
     """One variant of one run in one store. Methods block, and may be called from any thread."""
 
-    def __init__(self, store: Store, run: RunStore, variant: Variant, backend: Backend) -> None:
+    def __init__(self, store: Store, run: RunStore, variant: Variant, backend: Backend, *, threads: int = 1) -> None:
         self._store = store
         self._run = run
         self._variant = variant
         self._backend = backend
+        self._threads = threads
         self._directory = run.directory / "mirror" / variant
         self._lock = threading.Lock()
 
@@ -165,16 +168,15 @@ class Mirror:
     def _write_weights(self, path: EdgePath, layout: Layout, writer: CheckpointWriter) -> None:
         if path.start is not None:
             with open_checkpoint(self.generations()[path.start]) as base:
-                _copy(layout, Aligned(layout, base), writer)
+                _copy(layout, Aligned(layout, base), writer, self._threads)
         for hop in path.hops:
             self._apply(self._run.read_manifest(hop.edge), layout, writer)
 
     def _apply(self, manifest: Manifest, layout: Layout, writer: CheckpointWriter) -> None:
         # The sums are not followed here: everything is summed anew once all is written.
         unused = np.zeros((len(layout.tensors), 2), np.uint64)
-        for chunk in self._chunks(manifest, layout):
-            data = self._store.read(Digest(chunk.digest))
-            apply_chunk(data, layout, writer, unused, self._backend, limits=self._store.limits)
+        chunks = (self._store.read(Digest(chunk.digest)) for chunk in self._chunks(manifest, layout))
+        apply_chunks(chunks, layout, writer, unused, self._backend, limits=self._store.limits, threads=self._threads)
 
     def _chunks(self, manifest: Manifest, layout: Layout) -> Iterator[ChunkRef]:
         for page in manifest.pages:
@@ -182,7 +184,7 @@ class Mirror:
 
     def _compare(self, record: VersionRecord, layout: Layout, weights: Weights) -> tuple[Digest, list[str]]:
         """The root of `weights`, and the names of the tensors that are not the version's."""
-        found = sum_weights(layout, weights, self._backend)
+        found = sum_weights(layout, weights, self._backend, threads=self._threads)
         wrong = np.flatnonzero((found != self.sums(record)).any(axis=1))
         return root_of(layout, found), [layout.tensors[i].name for i in wrong]
 
@@ -197,12 +199,13 @@ def _discard(directory: Path) -> None:
     shutil.rmtree(removed, ignore_errors=True)
 
 
-def _copy(layout: Layout, base: Weights, writer: CheckpointWriter) -> None:
+def _copy(layout: Layout, base: Weights, writer: CheckpointWriter, threads: int) -> None:
     """Copy all weights, window by window."""
-    for i, spec in enumerate(layout.tensors):
-        step = _WINDOW_BYTES // spec.type.lane_bytes
-        for start in range(0, spec.lanes, step):
-            count = min(step, spec.lanes - start)
-            writer.lanes(i, start, count)[:] = base.lanes(i, start, count)
-            base.release(i, start, count)
-            writer.release(i, start, count)
+
+    def copy(spans: list[Span]) -> None:
+        for span in spans:
+            with borrowed(base, span) as lanes, borrowed(writer, span) as target:
+                target[:] = lanes
+
+    for _ in in_order(copy, spans_of(layout, _WINDOW_BYTES), threads):
+        pass

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -86,14 +85,14 @@ def test_a_pair_in_files_is_the_pair_in_memory(subject: Subject, tmp_path: Path)
 def test_ours_goes_there_and_back_in_files(subject: Subject, backend: Backend, tmp_path: Path) -> None:
     offset = write_checkpoint(subject.states.tensors, subject.states.old, tmp_path / "old")
     write_checkpoint(subject.states.tensors, subject.states.new, tmp_path / "new")
-    with ThreadPoolExecutor(2) as pool:
-        ours = Published(subject, backend, tmp_path, offset, pool)
-        ours.write(tmp_path / "old", tmp_path / "new")
+    (tmp_path / "memory").mkdir()
+    ours = Published(subject, backend, tmp_path / "old", tmp_path / "memory", offset)
+    ours.write(tmp_path / "old", tmp_path / "new")
+    assert ours.holds()
+    for _ in range(3):
+        ours.apply()
         assert ours.holds()
-        for _ in range(3):
-            ours.apply()
-            assert ours.holds()
-    names = [{path.name for path in (tmp_path / "chunks" / name).iterdir()} for name in ("0", "again", "1")]
+    names = [{path.name for path in (tmp_path / "memory" / "chunks" / name).iterdir()} for name in ("0", "again", "1")]
     assert names[0] == names[1] != names[2]
 
 

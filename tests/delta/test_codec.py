@@ -1,5 +1,6 @@
 """Edges: whatever the weights, applying what was encoded gives the target, bit for bit."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from deltad.delta.codec import (
     EncodedChunk,
     Patch,
     apply_chunk,
+    apply_chunks,
     apply_patch,
     read_patches,
     sum_weights,
@@ -23,7 +25,7 @@ from deltad.delta.codec import (
 from deltad.delta.coding import Coder, Coding
 from deltad.delta.frame import FrameHeader, Rect, plan_frames, slabs, write_frame
 from deltad.delta.layout import Layout, TensorSpec
-from deltad.errors import BaseMismatchError, FormatError, IntegrityError, LimitError
+from deltad.errors import BaseMismatchError, CheckpointError, FormatError, IntegrityError, LimitError
 from deltad.limits import Limits
 from tests.kit.deltas import BACKEND, MODES, SMALL, applied, encoder, frames, held
 from tests.kit.weights import ArrayWeights, layouts, weights
@@ -145,6 +147,100 @@ def test_equal_inputs_give_equal_bytes() -> None:
     target = base.changed(0.05)
     first, second = (list(encode(LARGE, target.copy(), base.copy()).chunks()) for _ in range(2))
     assert first == second
+
+
+@pytest.mark.parametrize("mode", [*MODES, None])
+def test_any_number_of_threads_gives_the_same_edge(mode: Mode | None) -> None:
+    base = ArrayWeights.random(LARGE)
+    target = base.changed(0.05)
+    edges = [encode(LARGE, target, None if mode is None else base, mode=mode or "blind") for _ in range(4)]
+    for threads, edge in enumerate(edges, start=1):
+        edge.threads = threads
+    chunks = [list(edge.chunks()) for edge in edges]
+    assert len(chunks[0]) >= 3
+    for edge, same in zip(edges, chunks, strict=True):
+        assert same == chunks[0]
+        assert np.array_equal(edge.sums, sum_weights(LARGE, target))
+        assert np.array_equal(edge.changed, edges[0].changed)
+        assert edge.coders == edges[0].coders
+
+
+@pytest.mark.parametrize("mode", [*MODES, None])
+@pytest.mark.parametrize("threads", [2, 4])
+def test_an_edge_is_read_and_applied_by_several_threads(mode: Mode | None, threads: int) -> None:
+    base = ArrayWeights.random(LARGE)
+    target = base.changed(0.05)
+    data = [c.data for c in encode(LARGE, target, None if mode is None else base, mode=mode or "blind").chunks()]
+    after = base.copy()
+    sums = sum_weights(LARGE, base)
+    apply_chunks(data, LARGE, after, sums, BACKEND, limits=SMALL, threads=threads)
+    assert after.equals(target)
+    assert np.array_equal(sums, sum_weights(LARGE, target, threads=threads))
+    for chunk in data:
+        one, several = (
+            list(read_patches(chunk, LARGE, BACKEND, base=base, limits=SMALL, threads=count)) for count in (1, threads)
+        )
+        assert [patch.tensor for patch in several] == [patch.tensor for patch in one]
+        assert all(np.array_equal(a.values, b.values) for a, b in zip(one, several, strict=True))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_frames_that_are_not_disjoint_are_applied_one_after_the_other(threads: int) -> None:
+    first, second = ArrayWeights.random(HOSTILE, 1), ArrayWeights.random(HOSTILE, 2)
+    data = [chunk.data for target in (first, second) for chunk in encode(HOSTILE, target).chunks()]
+    after = ArrayWeights.zeros(HOSTILE)
+    sums = sum_weights(HOSTILE, after)
+    apply_chunks(data * 5, HOSTILE, after, sums, BACKEND, limits=SMALL, threads=threads)
+    assert after.equals(second)
+    assert np.array_equal(sums, sum_weights(HOSTILE, second))
+
+
+class Lending(ArrayWeights):
+    """Weights that know what is on loan in which thread, and one of whose tensors cannot be read."""
+
+    def __init__(self, weights: ArrayWeights, unreadable: int = -1) -> None:
+        super().__init__(weights.arrays)
+        self.unreadable = unreadable
+        self.on_loan: list[tuple[int, int, int, int]] = []
+
+    def lanes(self, tensor: int, start: int, count: int) -> np.ndarray:
+        if tensor == self.unreadable:
+            raise CheckpointError("tensor", expected="something readable", found="a broken disk")
+        self.on_loan.append((threading.get_ident(), tensor, start, count))
+        return super().lanes(tensor, start, count)
+
+    def release(self, tensor: int, start: int, count: int) -> None:
+        loan = (threading.get_ident(), tensor, start, count)
+        if loan in self.on_loan:
+            self.on_loan.remove(loan)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_whatever_ends_an_encoder_everything_that_it_borrowed_is_given_back(threads: int) -> None:
+    weights = ArrayWeights.random(LARGE)
+    sums = sum_weights(LARGE, weights)
+    for unreadable in (-1, 3):
+        base, target = Lending(weights), Lending(weights.changed(0.05), unreadable)
+        edge = EdgeEncoder(LARGE, target, BACKEND, base=base, base_sums=sums, limits=SMALL, threads=threads)
+        chunks = edge.chunks()
+        if unreadable < 0:
+            next(chunks)
+            chunks.close()
+        else:
+            with pytest.raises(CheckpointError, match="broken disk"):
+                list(chunks)
+        assert base.on_loan == target.on_loan == []
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_damaged_frame_among_good_ones_ends_the_reading(threads: int) -> None:
+    base = ArrayWeights.random(LARGE)
+    data = [chunk.data for chunk in encode(LARGE, base.changed(0.05), base, mode="dense").chunks()]
+    other = base.changed(0.3, seed=9)
+    target = Lending(other.copy())
+    with pytest.raises((FormatError, IntegrityError)):
+        apply_chunks(data, LARGE, target, sum_weights(LARGE, other), BACKEND, limits=SMALL, threads=threads)
+    assert target.on_loan == []
 
 
 def test_random_bits_cost_hardly_more_than_themselves() -> None:

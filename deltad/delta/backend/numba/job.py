@@ -16,15 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from deltad.delta.backend import UNSIGNED, Lanes, Place, Segments
-from deltad.delta.coding import MANTISSA_BITS, Coder, Coding, exponents
+from deltad.delta.coding import BULK_CLASSES, MANTISSA_BITS, Coder, Coding, exponents
 from deltad.delta.digest import cell_keys
 from deltad.types import Difference, DType
 
 Words = npt.NDArray[np.uint64]
 
-BLOCK = 8192
-"""Lanes that are worked on at a time: old and new bfloat16 fill a first-level cache of 32 KiB."""
+BLOCK = 2048
+"""Lanes that are read at a time. What of old and new is needed a second time is still in a first-level cache of
+32 KiB then: a miss would have to queue up behind all that is being fetched from memory."""
 GROUPS = BLOCK // 64
+BATCH = 1024
+"""From so many on, what blocks have left to do for changes, or for lanes of small classes, is done."""
+WAITING_LANES = BLOCK + BATCH
+"""At most so many of either wait."""
 SLACK = 64
 """Entries that scratch and streams have beyond what is counted: kernels write a little further."""
 
@@ -39,8 +44,8 @@ SLACK = 64
     CLASSES,
     CLASS_COUNT,
     SMALL,  # the number of small classes, which come first
-    SMALL_SPAN,  # magnitudes below are in small classes
     WAITING,  # lanes of small classes that wait in the scratch
+    GATHERED,  # changes that do
     XOR,  # not 0: differences are XOR; else
     FLIP,  # the bits that are flipped in negative lanes
     ADJUST,  # all ones: differences change their sign with the old lane
@@ -54,7 +59,10 @@ SLACK = 64
     SAMPLE_PERIOD,  # of the frame's lanes, those below SAMPLE_RUN modulo this are sampled
     SAMPLE_RUN,
     MANTISSA,  # the bits of a lane below its exponent
-) = range(24)
+    EXPONENTS,  # the bits of an exponent
+    BORDERS,  # the first exponents of four bulk classes; where there are fewer, the foremost have no lanes
+    BULK_RANKS,  # lanes of these four so far
+) = (*range(25), 25, 29)
 
 # Columns of a segment.
 OLD, NEW, LANES, SEED, START, COUNT, SUM_A, SUM_B = range(8)
@@ -80,24 +88,35 @@ SEGMENT_COLUMNS = 8
 ) = range(15)
 CLASS_COLUMNS = 16
 
+# A record of 64 lanes, in bytes: two masks; those of four classes; and their ranks, 32 bits each.
+DIFFER, PICKED, MEMBERS, STARTS = 0, 8, 16, 48
+RECORD_BYTES = 64
+
 # Offsets in the scratch, in bytes. All areas of lanes are large enough for the widest. Those that a loop
 # reads while it writes to another begin in different places of a page: processors compare no more than
 # those twelve bits before they believe that a read needs an earlier write.
-_AREA = 17 * 4096
+_AREA = 21 * 4096
 BLOCK_OLD, BLOCK_NEW, SMALL_OLD, SMALL_NEW = (n * _AREA for n in range(4))
 CHANGED_OLD, CHANGED_NEW, CODES = 4 * _AREA, 5 * _AREA + 1024, 6 * _AREA + 3072
-FOUND, RANKS_FOUND, SMALL_FOUND = 7 * _AREA + 2048, 8 * _AREA + 2560, 9 * _AREA + 2048
-DIFFER, MEMBERS, MASKS, STARTS, BUSY, MARKED_BUSY = (
-    10 * _AREA + offset for offset in (0, 1088, 2 * 4096 + 2176, 3264, 4096 + 3904, 2 * 4096 + 3904)
-)
-SCRATCH_BYTES = 11 * _AREA
+FOUND, INDICES, SMALL_FOUND = 7 * _AREA + 2048, 8 * _AREA + 2560, 9 * _AREA + 2048
+GATHERED_RANKS, KINDS, OTHER_CODES = 10 * _AREA + 1536, 11 * _AREA + 512, 12 * _AREA + 2048
+KIND_RANKS = 13 * _AREA + 3584  # for each kind of lane, an area
+RECORDS = (14 + BULK_CLASSES) * _AREA
+BUSY, PICKED_BUSY, KIND_ENDS = (RECORDS + WAITING_LANES // 64 * RECORD_BYTES + n * 64 for n in range(3))
+SCRATCH_BYTES = RECORDS + _AREA
+KIND_AREA = _AREA
+
+
+def address(array: npt.NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 class _Local(threading.local):
     """One scratch per thread, so that frames of several threads never meet."""
 
     def __init__(self) -> None:
-        self.scratch = np.zeros(SCRATCH_BYTES, np.uint8)
+        held = np.zeros(SCRATCH_BYTES + RECORD_BYTES, np.uint8)
+        self.scratch = held[-address(held) % RECORD_BYTES :]
 
 
 _local = _Local()
@@ -111,14 +130,11 @@ def packed_keys() -> Words:
 
 
 _KEYS = packed_keys()
-
-
-def address(array: npt.NDArray[Any]) -> int:
-    return int(array.__array_interface__["data"][0])
+_KEYS_ADDRESS = address(_KEYS)
 
 
 def keys_address() -> int:
-    return address(_KEYS)
+    return _KEYS_ADDRESS
 
 
 def like(dtype: DType) -> Lanes:
@@ -130,57 +146,61 @@ _LIKE = {width: np.zeros(1, kind) for width, kind in UNSIGNED.items()}
 
 
 class Job:
-    """The tables of one job. `old` and `new` are the frame's segments; `new` is absent when decoding."""
+    """The tables of one job. `old` and `new` are the frame's segments; `new` is absent when decoding.
 
-    def __init__(
-        self, coding: Coding, dtype: DType, old: Segments, new: Segments | None, places: Sequence[Place]
-    ) -> None:
+    A new job is for the blind coder; `set_classes` makes it one for the context coder.
+    """
+
+    def __init__(self, dtype: DType, old: Segments, new: Segments | None, places: Sequence[Place]) -> None:
         self.held: tuple[object, ...] = (old, new, _local.scratch)
         self.dtype = dtype
-        self.segments = np.zeros((len(old), SEGMENT_COLUMNS), np.uint64)
-        for i, lanes in enumerate(old):
-            self.segments[i, OLD] = address(lanes)
-            self.segments[i, NEW] = address(new[i]) if new is not None else 0
-            self.segments[i, LANES] = lanes.size
-        for i, place in enumerate(places):
-            self.segments[i, SEED], self.segments[i, START] = place.seed, place.start
-        self.classes = np.zeros((coding.classes, CLASS_COLUMNS), np.uint64)
-        self.words = np.zeros(32, np.uint64)
+        rows = [(address(lanes), 0, lanes.size, 0, 0, 0, 0, 0) for lanes in old]
+        self.segments = np.array(rows, np.uint64).reshape(len(rows), SEGMENT_COLUMNS)
+        if new is not None:
+            self.segments[:, NEW] = [address(lanes) for lanes in new]
+        if places:
+            self.segments[:, SEED] = [place.seed for place in places]
+            self.segments[:, START] = [place.start for place in places]
+        self.words = np.zeros(40, np.uint64)
         bits = 8 * dtype.lane_bytes
         full = (1 << bits) - 1
-        context = coding.coder is Coder.CONTEXT
         self._set(
             {
                 SCRATCH: address(_local.scratch),
-                KEYS: address(_KEYS),
+                KEYS: _KEYS_ADDRESS,
                 SEGMENTS: address(self.segments),
-                SEGMENT_COUNT: len(old),
-                CLASSES: address(self.classes),
-                CLASS_COUNT: coding.classes,
-                SMALL: coding.small,
+                SEGMENT_COUNT: len(rows),
                 XOR: dtype.difference is Difference.XOR,
                 FLIP: full >> 1 if dtype.difference is Difference.LINE else 0,
-                ADJUST: (1 << 64) - 1 if context else 0,
                 FULL: full,
                 SIGN: bits - 1,
-                CHANGED: coding.changed,
             }
         )
-        if context:
-            self._set_classes(coding, dtype)
+        if dtype.name in MANTISSA_BITS:
+            self._set({MANTISSA: MANTISSA_BITS[dtype.name], EXPONENTS: exponents(dtype) - 1})
+        self._make_classes(1)
+
+    def set_coding(self, coding: Coding) -> None:
+        """Code by this: its classes, and how many changes there must be."""
+        self.words[CHANGED] = coding.changed
+        if coding.coder is not Coder.CONTEXT:
+            return
+        self._make_classes(coding.classes)
+        mantissa, small, bulk = MANTISSA_BITS[self.dtype.name], coding.small, coding.starts[coding.small :]
+        bounds = [start << mantissa for start in (*coding.starts, exponents(self.dtype))]
+        self.classes[:, FIRST] = bounds[:-1]
+        self.classes[:, SPAN] = [end - first for first, end in pairwise(bounds)]
+        self.classes[:, UNCHANGED] = [(1 << 64) - 1 if coding.codes_unchanged(c) else 0 for c in range(coding.classes)]
+        self.words[BORDERS : BORDERS + BULK_CLASSES] = (*bulk[:1] * (BULK_CLASSES - len(bulk)), *bulk)
+        self._set({SMALL: small, ADJUST: (1 << 64) - 1})
+
+    def _make_classes(self, count: int) -> None:
+        self.classes = np.zeros((count, CLASS_COLUMNS), np.uint64)
+        self._set({CLASSES: address(self.classes), CLASS_COUNT: count})
 
     def _set(self, words: dict[int, int]) -> None:
         for column, value in words.items():
             self.words[column] = value
-
-    def _set_classes(self, coding: Coding, dtype: DType) -> None:
-        mantissa = MANTISSA_BITS[dtype.name]
-        bounds = [start << mantissa for start in (*coding.starts, exponents(dtype))]
-        for index, (first, end) in enumerate(pairwise(bounds)):
-            self.classes[index, FIRST] = first
-            self.classes[index, SPAN] = end - first
-            self.classes[index, UNCHANGED] = (1 << 64) - 1 if coding.codes_unchanged(index) else 0
-        self.words[SMALL_SPAN] = bounds[coding.small]
 
     @property
     def sums(self) -> Words:

@@ -86,7 +86,7 @@ A = TensorSpec("a", "BF16", (2, 3))
         ((TensorSpec("a", "BF17", ()),), "a dtype of"),
         ((TensorSpec("a", "BF16", (-1,)),), "0 or more"),
         ((TensorSpec("a", "BF16", (2**30, 2**30)),), "at most"),
-        ((TensorSpec("a", "BF16", (1,) * 20),), "dimensions"),
+        ((TensorSpec("a", "BF16", (1,) * 20),), "length <= 16"),
         ((TensorSpec("a", "F4", (3,)),), "whole number of bytes"),
         ((A, TensorSpec("b", "BF16", (2, 3), alias_of="c")), "an alias of a tensor"),
         ((A, TensorSpec("b", "BF16", (3, 2), alias_of="a")), "like 'a'"),

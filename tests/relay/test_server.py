@@ -70,7 +70,7 @@ async def refusal(response: aiohttp.ClientResponse, status: int) -> ErrorReply:
 
 async def test_it_says_who_it_is_and_what_it_has(http: aiohttp.ClientSession) -> None:
     async with http.get("/v1/relay/hello") as response:
-        assert await body(response, Hello) == Hello("upstream", "boot-1", (1,), (0, 1, 2))
+        assert await body(response, Hello) == Hello("upstream", "boot-1", (1,), (0, 1, 2, 3))
     async with http.get("/v1/relay/runs") as response:
         assert await body(response, RunNames) == RunNames(("policy",))
     async with http.get("/v1/relay/runs/policy/records") as response:

@@ -165,7 +165,8 @@ class Node:
     def coding(self, run: RunId) -> ModeChoice:
         """How a delta of a declared run is to be coded now, and why."""
         declared = self.config.run(run)
-        return choose_mode(declared.coder if declared else AUTO, self.fleet.readers(run, time.monotonic()))
+        readers = self.fleet.readers(run, time.monotonic())
+        return choose_mode(declared.coder if declared else AUTO, readers, threads=self.threads)
 
     def on_pulled(self, record: VersionRecord, stats: PullStats) -> None:
         """A version has come from an upstream and is durable."""

@@ -241,10 +241,16 @@ class RunConfig:
 
     `id` (required): the run's id: 1 to 64 of `a-z 0-9 . _ -`, starting with a letter or digit.
     `variant`: the name of the precision that is published. Default `bf16`.
+    `coder`: how deltas are coded. `blind` is the fastest; `fast`, `mid` and `dense` code by context, each in
+    fewer bytes and more time than the one before; `auto` chooses by what the regions below pull at, and
+    takes `dense` until that is known. Default `auto`.
     """
 
     id: RunId = field(metadata=_reads(_named(parse_run)))
     variant: Variant = field(default=Variant("bf16"), metadata=_reads(_named(parse_variant)))
+    coder: Literal["auto", "blind", "fast", "mid", "dense"] = field(
+        default="auto", metadata=_reads(_choice("auto", "blind", "fast", "mid", "dense"))
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,10 @@ class FormatError(DeltadError):
     http_status = 422
 
 
+class CoderError(FormatError):
+    """An edge whose frames are in a coder that the reader does not know. The rest of its version is untouched."""
+
+
 class LimitError(FormatError):
     """A size or count above its ceiling in `deltad.limits`; refused before anything is allocated."""
 

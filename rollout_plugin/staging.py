@@ -26,6 +26,7 @@ from deltad.delta.coding import Coder
 from deltad.delta.digest import U64
 from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import Manifest, decode_manifest, decode_page
+from deltad.delta.overlay import Overlay
 from deltad.errors import BaseMismatchError, FormatError, IntegrityError, ReplicaError
 from deltad.types import Digest, RunId, Variant, Version, parse_digest, parse_version
 from rollout_plugin.apply.export import Export
@@ -99,24 +100,21 @@ class Stager:
     def deltas(self, steps: Sequence[Step], live: LiveTensors, served: Digest) -> StagedDeltas:
         """Fetch, check and decode `steps`, which start from `live`, whose root is `served`.
 
-        What is coded by context is read beside the weights that it starts from. They are at hand for the
-        first step alone, so a later one that needs them is left, with all behind it, for the next round.
+        What is coded by context is read beside the weights that it starts from: the live ones, with what the
+        steps before it will do on top.
 
         Raises BaseMismatchError for a manifest on another base, ReplicaError for another layout, and what the
         client and the parsers raise.
         """
-        root, layout = served, b""
+        root, beside = served, Overlay(live, live.layout)
         staged: list[StagedStep] = []
         for step in steps:
             manifest = decode_manifest(self._daemon.object(step.manifest))
             self._check_manifest(manifest, step, root)
+            self._check_layout(Digest(manifest.layout), live.layout, passing=step is not steps[-1])
             by_context = Coder.CONTEXT in manifest.coders
-            if staged and by_context:
-                self._check_layout(Digest(layout), live.layout)  # what came before is not only passed, then
-                break
-            layout = manifest.layout
-            self._check_layout(Digest(layout), live.layout, passing=step is not steps[-1])
-            patches = tuple(self._patches(manifest, live.layout, live if by_context else None))
+            patches = tuple(self._patches(manifest, live.layout, beside if by_context else None))
+            beside.add(patches)
             staged.append(StagedStep(manifest.target.version, manifest.tensor_sums(live.layout), patches))
             root = Digest(manifest.target.root)
         return StagedDeltas(staged[-1].version, root, tuple(staged))

@@ -11,13 +11,14 @@ import msgspec
 from deltad.checkpoint.directory import Checkpoint, open_checkpoint
 from deltad.daemon.origin import BREAK_EVEN
 from deltad.delta import FORMAT
-from deltad.delta.backend import choose
+from deltad.delta.backend import Mode, choose
 from deltad.delta.codec import EdgeEncoder, sum_weights
 from deltad.delta.digest import pack_sums
 from deltad.delta.encoding import encode
 from deltad.delta.layout import Layout
 from deltad.delta.manifest import ChunkRef, EdgeKind, Manifest, State, make_pages
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
+from deltad.protocol.mode import AUTO, choose_mode
 from deltad.types import Version
 
 
@@ -37,7 +38,8 @@ class Comparison(msgspec.Struct, frozen=True):
 
     `reason` says why it is an anchor, where it is one. `delta_bytes` is all that a region pulls: chunks,
     pages, manifest and record; exact but for a few bytes, since the run has no name here. `density` and
-    `tensors` (the most changed first) compare element by element wherever the tensor tables are equal.
+    `tensors` (the most changed first) compare element by element wherever the tensor tables are equal. `coder`
+    is the mode that the delta was coded in, `raw` for an anchor.
     """
 
     old: str
@@ -52,6 +54,7 @@ class Comparison(msgspec.Struct, frozen=True):
     chunk_bytes: int
     chunks: int
     root: str
+    coder: str
     tensors: tuple[TensorDiff, ...]
 
 
@@ -65,16 +68,17 @@ class _Edge:
         return sum(chunk.size for chunk in self.chunks)
 
 
-def compare(old: Path, new: Path, publish_as: str) -> Comparison:
-    """Encode the edge from `old` to `new` into nothing. Raises CheckpointError and its kin."""
+def compare(old: Path, new: Path, publish_as: str, coder: str = AUTO) -> Comparison:
+    """Encode the edge from `old` to `new` into nothing, as `coder` says. Raises CheckpointError and its kin."""
+    mode = choose_mode(coder, ()).mode
     with open_checkpoint(old, publish_as=publish_as) as base, open_checkpoint(new, publish_as=publish_as) as target:
         reason = why_anchor(base.layout, target.layout)
-        edge = _encode(target, None if reason else base)
+        edge = _encode(target, None if reason else base, mode)
         changed = edge.encoder.changed
         full_bytes = target.layout.weight_bytes
         if not reason and edge.chunk_bytes > BREAK_EVEN * full_bytes:
             reason = "so much changed that a delta is not worth its base"
-            edge = _encode(target, None)
+            edge = _encode(target, None, mode)
         base.check_unchanged()
         target.check_unchanged()
     tensors = _tensor_diffs(target.layout, changed.tolist())
@@ -92,6 +96,7 @@ def compare(old: Path, new: Path, publish_as: str) -> Comparison:
         chunk_bytes=edge.chunk_bytes,
         chunks=len(edge.chunks),
         root=edge.encoder.root.hex(),
+        coder="raw" if reason else mode,
         tensors=tensors,
     )
 
@@ -118,10 +123,10 @@ def _tie(alias_of: str) -> str:
     return f"tied to {alias_of}" if alias_of else "on its own"
 
 
-def _encode(target: Checkpoint, base: Checkpoint | None) -> _Edge:
+def _encode(target: Checkpoint, base: Checkpoint | None, mode: Mode) -> _Edge:
     backend = choose()
     sums = None if base is None else sum_weights(base.layout, base, backend)
-    encoder = EdgeEncoder(target.layout, target, backend, base, sums)
+    encoder = EdgeEncoder(target.layout, target, backend, base, sums, mode=mode)
     return _Edge(encoder, tuple(chunk.ref for chunk in encoder.chunks()))
 
 

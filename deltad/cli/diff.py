@@ -34,9 +34,16 @@ _SHOWN = 20
 @click.argument("old", metavar="OLD", type=click.Path(path_type=Path))
 @click.argument("new", metavar="NEW", type=click.Path(path_type=Path))
 @click.option("--all", "everything", is_flag=True, help="List all tensors, the unchanged ones too.")
+@click.option(
+    "--coder",
+    type=click.Choice(["auto", "blind", "fast", "mid", "dense"]),
+    default="auto",
+    show_default=True,
+    help="Code the delta as a [[run]] with this `coder` would; `auto`, before any region has told its rate.",
+)
 @publish_as_option
 @json_option
-def diff(old: Path, new: Path, everything: bool, publish_as: str, as_json: bool) -> None:
+def diff(*, old: Path, new: Path, everything: bool, coder: str, publish_as: str, as_json: bool) -> None:
     """Compare two checkpoint directories: what changed, and how many bytes the change costs.
 
     Runs the encoder itself over both and counts what it gives, so the bytes are those that a publish
@@ -46,11 +53,12 @@ def diff(old: Path, new: Path, everything: bool, publish_as: str, as_json: bool)
     Examples:
       deltad diff checkpoints/step_000119 checkpoints/step_000120
       deltad diff old new --all --json
+      deltad diff old new --coder blind
     """
     from deltad.cli.comparison import compare
 
     with step(f"comparing {old} and {new}"):
-        reply = compare(existing(old), existing(new), publish_as)
+        reply = compare(existing(old), existing(new), publish_as, coder)
     if as_json:
         show_json(reply)
     else:
@@ -75,6 +83,7 @@ def _blocks(reply: Comparison, everything: bool) -> list[Block]:
                 f"{size(reply.delta_bytes)} in {count(reply.chunks, 'chunk')}, manifest and record, "
                 f"{percent_of(reply.delta_bytes, reply.full_bytes)} of the full {size(reply.full_bytes)}",
             ),
+            ("coder", reply.coder),
             ("root", reply.root),
         ],
     )

@@ -70,7 +70,9 @@ def without_clocks(view: StatusView) -> StatusView:
         free_bytes=0,
         region=msgspec.structs.replace(view.region, sequence=0),
         upstreams=tuple(msgspec.structs.replace(u, rtt=0.0, rate=0.0, bytes_received=0) for u in view.upstreams),
-        regions=tuple(RegionView(msgspec.structs.replace(r.report, sequence=0), 0.0, r.fresh) for r in view.regions),
+        regions=tuple(
+            RegionView(msgspec.structs.replace(r.report, sequence=0, pull_rate=0.0), 0.0, r.fresh) for r in view.regions
+        ),
     )
 
 
@@ -113,10 +115,14 @@ def _versions(region: RegionReport) -> Table:
                     percent(info.density),
                     size(info.delta_bytes),
                     percent_of(info.delta_bytes, info.full_bytes),
+                    info.coder or "–",
                     stages(info.seconds) or "–",
+                    Cell(info.coder_reason, Tone.DIM),
                 )
             )
-    heads = columns("run", "version", "published", "kind", ">changed", ">bytes", ">of full", "took")
+    heads = columns(
+        "run", "version", "published", "kind", ">changed", ">bytes", ">of full", "coder", "took", "coded so, since"
+    )
     return Table("versions", heads, rows, empty="none yet")
 
 
@@ -125,13 +131,14 @@ def _regions(regions: list[RegionView]) -> Table:
     for place, region in enumerate(regions):
         report = region.report
         heard = Cell("here", Tone.DIM) if not place else _age(region)
+        pulls = rate(report.pull_rate) if report.pull_rate else "–"
         if not report.runs:
-            rows.append((report.daemon, "–", "–", "–", "–", heard))
+            rows.append((report.daemon, "–", "–", "–", "–", pulls, heard))
         for name, run in sorted(report.runs.items()):
             proven = sum(replica.state in PROVEN and bool(replica.root) for replica in run.replicas)
             verified = f"{proven} of {len(run.replicas)}" if run.replicas else "–"
-            rows.append((report.daemon, name, run.latest or "–", run.activity or "idle", verified, heard))
-    return Table("regions", columns("region", "run", "latest", "doing", ">verified", ">heard"), rows)
+            rows.append((report.daemon, name, run.latest or "–", run.activity or "idle", verified, pulls, heard))
+    return Table("regions", columns("region", "run", "latest", "doing", ">verified", ">pulls at", ">heard"), rows)
 
 
 def _age(region: RegionView) -> Cell:

@@ -38,8 +38,9 @@ def log(daemon: Daemon, run: RunId | None, limit: int | None, as_json: bool) -> 
     """List the versions of RUN, newest first.
 
     For each: when it was published, its kind, the share of elements that changed, its bytes and their
-    share of the full weights, and who published it. Where a new epoch opens, the version it forks from
-    is named, and how many versions that leaves behind.
+    share of the full weights, how it is coded, and who published it; and where it was published here, why
+    it is coded so. Where a new epoch opens, the version it forks from is named, and how many versions that
+    leaves behind.
 
     \b
     Examples:
@@ -63,7 +64,8 @@ def log_table(run: str, newest_first: Sequence[VersionInfo], forked: dict[str, s
     rows: list[tuple[Cell | str, ...]] = []
     for info in newest_first:
         fork = forked.get(info.version, "")
-        note = "; ".join(filter(None, (fork, info.reason, f"identity {info.identity}" if info.identity else "")))
+        identity = f"identity {info.identity}" if info.identity else ""
+        note = "; ".join(filter(None, (fork, info.reason, info.coder_reason, identity)))
         rows.append(
             (
                 info.version,
@@ -72,11 +74,12 @@ def log_table(run: str, newest_first: Sequence[VersionInfo], forked: dict[str, s
                 percent(info.density),
                 size(info.delta_bytes),
                 percent_of(info.delta_bytes, info.full_bytes),
+                info.coder or "–",
                 info.source or "–",
                 Cell(note, Tone.WARN if fork else Tone.DIM),
             )
         )
-    heads = columns("version", "published", "kind", ">changed", ">bytes", ">of full", "source", "note")
+    heads = columns("version", "published", "kind", ">changed", ">bytes", ">of full", "coder", "source", "note")
     return Table(f"run {run}", heads, rows, empty="no versions yet")
 
 
@@ -110,6 +113,8 @@ def version_facts(info: VersionInfo) -> Facts:
         ),
         ("root", info.root),
     ]
+    if info.coder:
+        rows.append(("coder", f"{info.coder} ({info.coder_reason})" if info.coder_reason else info.coder))
     if info.pulled_bytes:
         rows.append(("pulled", size(info.pulled_bytes)))
     if info.identity:

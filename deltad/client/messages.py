@@ -45,7 +45,11 @@ class Seconds(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class VersionInfo(msgspec.Struct, frozen=True):
-    """One version as a daemon holds it. `pulled_bytes` is all that this daemon fetched for it."""
+    """One version as a daemon holds it. `pulled_bytes` is all that this daemon fetched for it.
+
+    `coder` is how its edge is coded: where it was published here, the mode, and `coder_reason` says why it
+    was chosen; elsewhere, the coder of its frames. Empty where nothing is coded.
+    """
 
     run: str
     version: str
@@ -66,6 +70,8 @@ class VersionInfo(msgspec.Struct, frozen=True):
     created: float
     pulled_bytes: int = 0
     seconds: Seconds = Seconds()
+    coder: str = ""
+    coder_reason: str = ""
 
 
 class ReplicaReport(msgspec.Struct, frozen=True):
@@ -93,6 +99,9 @@ class RegionReport(msgspec.Struct, frozen=True):
     (`daemon`, `boot`, `sequence`) orders reports of one daemon; a receiver drops what is not newer and
     ages what it has on its own monotonic clock. `below` holds the last reports of all daemons below this
     one, each as it came but for its own `below`, which is empty: a report is at most two deep.
+
+    `pull_rate` is what the daemon pulls at from the one that it reports to, in bytes a second while bytes
+    came; 0 where that was not measured lately. `coders` are those that it reads.
     """
 
     daemon: str
@@ -100,6 +109,8 @@ class RegionReport(msgspec.Struct, frozen=True):
     sequence: int
     runs: dict[str, RunReport] = {}
     below: tuple[RegionReport, ...] = ()
+    pull_rate: float = 0.0
+    coders: tuple[int, ...] = ()
 
 
 class RunReport(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deltad.client.messages import Step, VersionInfo
 from deltad.daemon.notes import Note
+from deltad.delta.coding import Coder
 from deltad.delta.record import VersionRecord
 from deltad.store.path import Hop
 from deltad.store.runs import RunStore
@@ -34,6 +35,8 @@ def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note) 
         created=record.created_ns / 1e9,
         pulled_bytes=note.pulled_bytes,
         seconds=note.seconds,
+        coder=note.coder or "+".join(Coder(coder).name.lower() for coder in manifest.coders),
+        coder_reason=note.coder_reason,
     )
 
 

@@ -31,14 +31,16 @@ from deltad.client.messages import (
     VersionInfo,
 )
 from deltad.config import Config
+from deltad.daemon.notes import Note
 from deltad.daemon.origin import Origin, Published, PublishOptions
 from deltad.daemon.versions import Versions
-from deltad.delta.backend import select
+from deltad.delta.backend import select, warm
 from deltad.delta.record import VersionRecord
-from deltad.errors import DeltadError, NotFoundError, UsageError
+from deltad.errors import DeltadError, NotFoundError, UnavailableError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.fleet import Fleet, Standing
 from deltad.ops.metrics import Metrics
+from deltad.protocol.mode import AUTO, ModeChoice, choose_mode
 from deltad.relay.puller import Puller, PullStats
 from deltad.store.announce import Announcements
 from deltad.store.store import Store
@@ -70,6 +72,7 @@ class Node:
         self.pullers = [self._puller(i) for i in range(len(config.upstreams))]
         self.unwell: dict[str, str] = {}
         """Parts that are not well now, each with the reason, for readiness."""
+        self._compiled = asyncio.Event()
         self._activities: dict[RunId, str] = {}
         self._runs: dict[RunId, Versions] = {}
         self._origins: dict[RunId, Origin] = {}
@@ -77,6 +80,25 @@ class Node:
         self._store_bytes = 0
         self._next_measure = 0.0
         self._mirror_rests: dict[RunId, float] = {}
+
+    async def compile(self) -> None:
+        """Have the backend compiled, which takes seconds after an update. Nothing but publishing waits for it."""
+        try:
+            await asyncio.to_thread(warm, self.backend)
+        except Exception as error:
+            self.unwell["backend"] = f"{self.backend.name} does not work here: {error}"
+            log.exception("backend_not_compiled", backend=self.backend.name)
+        self._compiled.set()
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether `compile` has not ended; its thread cannot be stopped."""
+        return not self._compiled.is_set()
+
+    async def _backend_works(self) -> None:
+        await self._compiled.wait()
+        if reason := self.unwell.get("backend"):
+            raise UnavailableError("publishing", found=reason, hint='set `kind = "numpy"` in the [backend] section')
 
     # Runs.
 
@@ -121,22 +143,38 @@ class Node:
     ) -> PublishReply:
         """Publish and tell everyone. Raises what `Origin.publish` raises."""
         versions = self.versions_of(run)
-        self._activities[run] = f"encoding {directory.name}"
         try:
+            self._activities[run] = f"{directory.name} waits until the {self.backend.name} backend is compiled"
+            await self._backend_works()
+            self._activities[run] = f"encoding {directory.name}"
+            how = {"coding": self.coding(run), **how}
             published = await versions.publish(self.origin(run), directory, number, **how)
         finally:
             self._activities.pop(run, None)
         info = versions.info(published.record.version)
         if not published.already:
             self.metrics.published(info)
-            log.info("version_published", run=run, version=info.version, kind=info.kind, bytes=info.delta_bytes)
+            log.info(
+                "version_published",
+                run=run,
+                version=info.version,
+                kind=info.kind,
+                bytes=info.delta_bytes,
+                coder=info.coder,
+                coder_reason=info.coder_reason,
+            )
             self.announcements.announce()
         return PublishReply(version=info, already=published.already)
+
+    def coding(self, run: RunId) -> ModeChoice:
+        """How a delta of a declared run is to be coded now, and why."""
+        declared = self.config.run(run)
+        return choose_mode(declared.coder if declared else AUTO, self.fleet.readers(run, time.monotonic()))
 
     def on_pulled(self, record: VersionRecord, stats: PullStats) -> None:
         """A version has come from an upstream and is durable."""
         versions = self.versions_of(RunId(record.run))
-        versions.note(record.version, seconds=Seconds(transfer=stats.seconds), pulled_bytes=stats.bytes)
+        versions.note(record.version, Note(Seconds(transfer=stats.seconds), pulled_bytes=stats.bytes))
         info = versions.info(record.version)
         self.metrics.pulled(info)
         self.announcements.announce()

@@ -15,10 +15,12 @@ from deltad.types import Version
 
 
 class Note(msgspec.Struct, frozen=True):
-    """How long the stages took here, and how many bytes were pulled for the version."""
+    """How long the stages took here, how many bytes were pulled for the version, and how it was coded and why."""
 
     seconds: Seconds = Seconds()
     pulled_bytes: int = 0
+    coder: str = ""
+    coder_reason: str = ""
 
 
 class Notes:

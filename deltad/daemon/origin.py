@@ -22,7 +22,7 @@ from deltad.checkpoint.baseline import keep_baseline, open_baseline
 from deltad.checkpoint.directory import Checkpoint, open_checkpoint
 from deltad.client.messages import Seconds
 from deltad.delta import FORMAT
-from deltad.delta.backend import Backend
+from deltad.delta.backend import Backend, Mode
 from deltad.delta.codec import EdgeEncoder, sum_weights
 from deltad.delta.digest import pack_sums, root_of
 from deltad.delta.encoding import encode
@@ -30,6 +30,7 @@ from deltad.delta.layout import Layout
 from deltad.delta.manifest import ChunkRef, EdgeKind, Manifest, State, make_pages
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
 from deltad.errors import BaseMismatchError, CheckpointError, ConflictError, IntegrityError, NotFoundError
+from deltad.protocol.mode import UNMEASURED, ModeChoice
 from deltad.store.mirror import Mirror
 from deltad.store.store import Store
 from deltad.types import RunId, Variant, Version
@@ -42,11 +43,15 @@ BREAK_EVEN = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What `Origin.publish` did. `already` means that the very same version was durable before."""
+    """What `Origin.publish` did. `already` means that the very same version was durable before.
+
+    `coding` is how its delta was coded and why; None for an anchor.
+    """
 
     record: VersionRecord
     already: bool
     seconds: Seconds
+    coding: ModeChoice | None = None
 
 
 class PublishOptions(TypedDict, total=False):
@@ -54,13 +59,15 @@ class PublishOptions(TypedDict, total=False):
 
     `identity`: the caller's own name for the version. `new_epoch`: bytes that contradict what was
     published open the next epoch instead of being refused. `if_changed`: weights equal to the newest
-    version's are that version again. `settle`: seconds that the checkpoint was waited for.
+    version's are that version again. `settle`: seconds that the checkpoint was waited for. `coding`: how a
+    delta is to be coded.
     """
 
     identity: str
     new_epoch: bool
     if_changed: bool
     settle: float
+    coding: ModeChoice
 
 
 class Origin:
@@ -100,14 +107,16 @@ class Origin:
                 if known is not None:
                     return Published(known, already=True, seconds=Seconds())
                 version = Version(version.epoch + 1, number)
-            record = self._encode(checkpoint, version, latest, how.get("identity", ""))
+            coding = how.get("coding", UNMEASURED)
+            record = self._encode(checkpoint, version, latest, how.get("identity", ""), coding.mode)
             checkpoint.check_unchanged()
             if how.get("if_changed") and latest is not None and _same_variants(record, latest):
                 return Published(latest, already=True, seconds=Seconds())
             self._run.commit(record.encode())
             keep_baseline(checkpoint, self._baseline, str(version))
         seconds = Seconds(settle=how.get("settle", 0.0), encode=time.monotonic() - started)
-        return Published(record, already=False, seconds=seconds)
+        is_anchor = record.variants[0].edges[0].kind is EdgeKind.ANCHOR
+        return Published(record, already=False, seconds=seconds, coding=None if is_anchor else coding)
 
     def _same_as_known(self, checkpoint: Checkpoint, version: Version, *, new_epoch: bool) -> VersionRecord | None:
         """The durable record if it holds these very weights; None if a new epoch is to be opened."""
@@ -137,13 +146,13 @@ class Origin:
         )
 
     def _encode(
-        self, checkpoint: Checkpoint, version: Version, latest: VersionRecord | None, identity: str
+        self, checkpoint: Checkpoint, version: Version, latest: VersionRecord | None, identity: str, mode: Mode
     ) -> VersionRecord:
         # First of all: if the layout that all versions share was damaged on disk, this mends it.
         self._store.put(checkpoint.layout.encode())
         for file in checkpoint.layout.files:
             self._store.put(checkpoint.file_bytes(file.name))
-        manifest = self._encode_edge(checkpoint, version, latest)
+        manifest = self._encode_edge(checkpoint, version, latest, mode)
         data = encode(manifest)
         layout = checkpoint.layout
         edge = EdgeRef(
@@ -167,31 +176,35 @@ class Origin:
             source=checkpoint.directory.name,
         )
 
-    def _encode_edge(self, checkpoint: Checkpoint, version: Version, latest: VersionRecord | None) -> Manifest:
+    def _encode_edge(
+        self, checkpoint: Checkpoint, version: Version, latest: VersionRecord | None, mode: Mode
+    ) -> Manifest:
         if latest is None:
             return self._anchor(checkpoint, version, "first version")
         before = self._mirror.layout(latest)
         if before.table_digest != checkpoint.layout.table_digest:
             return self._anchor(checkpoint, version, _what_changed(before, checkpoint, str(latest.id)))
         try:
-            manifest = self._delta_from_any_baseline(checkpoint, version, latest)
+            manifest = self._delta_from_any_baseline(checkpoint, version, latest, mode)
         except (IntegrityError, NotFoundError) as error:
             return self._anchor(checkpoint, version, f"the baseline cannot be rebuilt: {error}")
         if manifest.chunk_bytes > BREAK_EVEN * checkpoint.layout.weight_bytes:
             return self._anchor(checkpoint, version, f"density {manifest.density:.2f} is above the break-even")
         return manifest
 
-    def _delta_from_any_baseline(self, checkpoint: Checkpoint, version: Version, latest: VersionRecord) -> Manifest:
+    def _delta_from_any_baseline(
+        self, checkpoint: Checkpoint, version: Version, latest: VersionRecord, mode: Mode
+    ) -> Manifest:
         try:
-            return self._delta(checkpoint, version, latest)
+            return self._delta(checkpoint, version, latest, mode)
         except BaseMismatchError as error:
             # The kept files are not what was published. The mirror is rebuilt from the store, whose
             # every byte is checked, and this checkpoint is compared with that instead.
             log.warning("baseline_damaged", run=self._run.run, error=str(error))
             shutil.rmtree(self._baseline, ignore_errors=True)
-            return self._delta(checkpoint, version, latest)
+            return self._delta(checkpoint, version, latest, mode)
 
-    def _delta(self, checkpoint: Checkpoint, version: Version, latest: VersionRecord) -> Manifest:
+    def _delta(self, checkpoint: Checkpoint, version: Version, latest: VersionRecord, mode: Mode) -> Manifest:
         with ExitStack() as stack:
             base = open_baseline(self._baseline, str(latest.version), publish_as=self._publish_as)
             if base is None:
@@ -204,6 +217,7 @@ class Origin:
                 base=Aligned(checkpoint.layout, base),
                 base_sums=self._mirror.sums(latest),
                 limits=self._store.limits,
+                mode=mode,
             )
             state = State(latest.version, latest.variant(self._variant).root)
             return self._store_edge(encoder, EdgeKind.DELTA, version, state, "")

@@ -64,6 +64,7 @@ async def _serve(config: Config, store: Store) -> int:
     async with AsyncExitStack() as stack:
         await _listen(stack, node)
         tasks = [asyncio.create_task(_supervise(name, part), name=name) for name, part in _parts(node)]
+        tasks.append(asyncio.create_task(node.compile(), name="compile"))
         stack.push_async_callback(_drain, node, tasks, hurry)
         notifier.ready(f"serving {len(node.runs())} runs")
         log.info(
@@ -77,7 +78,7 @@ async def _serve(config: Config, store: Store) -> int:
         notifier.stopping()
         log.info("daemon_stopping", daemon=config.daemon.name)
     log.info("daemon_stopped", daemon=config.daemon.name)
-    if node.deeds():
+    if node.deeds() or node.is_compiling:
         # A worker thread cannot be stopped, and the interpreter would wait for it to the end.
         sys.stdout.flush()
         sys.stderr.flush()

@@ -12,7 +12,7 @@ from typing import Unpack
 
 import structlog
 
-from deltad.client.messages import NextReply, Seconds, VerifyReply, VersionInfo
+from deltad.client.messages import NextReply, VerifyReply, VersionInfo
 from deltad.daemon.describe import describe, describe_step
 from deltad.daemon.notes import Note, Notes
 from deltad.daemon.origin import Origin, Published, PublishOptions
@@ -80,16 +80,9 @@ class Versions:
         record = self.records.latest()
         return None if record is None else self.info(record.version)
 
-    def note(self, version: Version, *, seconds: Seconds | None = None, pulled_bytes: int | None = None) -> None:
-        """Remember what was measured about a version."""
-        known = self._notes.read(version)
-        self._notes.write(
-            version,
-            Note(
-                seconds=known.seconds if seconds is None else seconds,
-                pulled_bytes=known.pulled_bytes if pulled_bytes is None else pulled_bytes,
-            ),
-        )
+    def note(self, version: Version, note: Note) -> None:
+        """Remember what was measured about a version: when it was published here, or pulled."""
+        self._notes.write(version, note)
         self._described.pop(version, None)
 
     async def publish(self, origin: Origin, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
@@ -103,7 +96,10 @@ class Versions:
         async with self._publishing:
             published = await asyncio.to_thread(origin.publish, directory, number, **how)
         if not published.already:
-            self.note(published.record.version, seconds=published.seconds)
+            note = Note(published.seconds)
+            if published.coding:
+                note = Note(note.seconds, coder=published.coding.mode, coder_reason=published.coding.reason)
+            self.note(published.record.version, note)
         return published
 
     async def export(self, version: Version, variant: Variant | None, directory: Path) -> str:

@@ -9,7 +9,7 @@ import structlog
 
 from deltad.config import WatchConfig
 from deltad.daemon.node import Node
-from deltad.errors import DeltadError, StoreError
+from deltad.errors import DeltadError, StoreError, UnavailableError
 from deltad.watch.watcher import Candidate, DirectoryWatcher
 
 log = structlog.get_logger()
@@ -58,7 +58,7 @@ async def _publish(node: Node, config: WatchConfig, candidate: Candidate) -> Non
         except DeltadError as error:
             node.metrics.checkpoint_refused(config.run, error)
             log.warning("checkpoint_refused", run=config.run, number=candidate.number, error=str(error))
-            if not isinstance(error, StoreError):
+            if not isinstance(error, (StoreError, UnavailableError)):
                 # Only another checkpoint can help; the watcher brings that one when it comes.
                 node.unwell.pop(part, None)
                 return

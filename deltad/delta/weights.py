@@ -7,10 +7,12 @@ from typing import Protocol
 
 import numpy as np
 
-from deltad.delta.backend import Backend, Lanes, Place, Positions
+from deltad.delta.backend import UNSIGNED, Backend, Lanes, Place, Positions
 from deltad.delta.digest import U64, sum_bytes, tensor_seed
 from deltad.delta.frame import Rect
 from deltad.delta.layout import Layout
+
+_WINDOW_LANES = 1 << 20
 
 
 class Weights(Protocol):
@@ -49,9 +51,21 @@ def read_segments(weights: Weights, rects: Sequence[Rect], layout: Layout) -> li
         if rect.is_contiguous(shape):
             segments.append(np.ascontiguousarray(weights.lanes(rect.tensor, start, rect.lanes)))
         else:
-            around = weights.lanes(rect.tensor, start, rect.flat_end(shape) - start)
-            segments.append(around[flat_positions(rect, layout) - start])
+            segments.append(_gather(weights, rect, layout))
     return segments
+
+
+def _gather(weights: Weights, rect: Rect, layout: Layout) -> Lanes:
+    """Window by window, since what lies between its rows may be nearly the whole tensor."""
+    spec = layout.tensors[rect.tensor]
+    positions = flat_positions(rect, layout)
+    segment = np.empty(rect.lanes, UNSIGNED[spec.type.lane_bytes])
+    for start in range(rect.flat_start(spec.lane_shape), rect.flat_end(spec.lane_shape), _WINDOW_LANES):
+        count = min(_WINDOW_LANES, spec.lanes - start)
+        begin, end = np.searchsorted(positions, (start, start + count))
+        if begin < end:
+            segment[begin:end] = weights.lanes(rect.tensor, start, count)[positions[begin:end] - start]
+    return segment
 
 
 def release_segments(weights: Weights, rects: Sequence[Rect], layout: Layout) -> None:

@@ -29,6 +29,7 @@ from deltad.client.messages import (
 )
 from deltad.errors import ConflictError, FormatError, LimitError, NotFoundError, ReplicaError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.protocol.mode import Reader
 from deltad.types import RunId, Version, parse_daemon_name, parse_digest, parse_run, parse_variant, parse_version
 
 REPORTED_VERSIONS = 16
@@ -252,6 +253,14 @@ class Fleet:
             verified=sum(_serves(replica, wanted) for replica in replicas),
             replicas=len(replicas),
             regions=regions,
+        )
+
+    def readers(self, run: RunId, now: float) -> tuple[Reader, ...]:
+        """The regions below that have the run. A rate that was told long ago is none; what coders are read stays."""
+        return tuple(
+            Reader(name, region.report.pull_rate if now - region.heard <= self.fresh_for else 0.0, region.report.coders)
+            for name, region in sorted(self._regions.items())
+            if run in region.report.runs
         )
 
     def _own_runs(self, standings: Mapping[RunId, Standing], now: float) -> dict[str, RunReport]:

@@ -27,6 +27,7 @@ class Metrics:
     registry: CollectorRegistry
     build_info: Gauge
     versions_published: Counter
+    versions_coded: Counter
     versions_pulled: Counter
     delta_bytes: Counter
     full_bytes_avoided: Counter
@@ -62,6 +63,7 @@ class Metrics:
             registry=registry,
             build_info=gauge("build_info", "Always 1; the labels tell what runs.", "version", "backend"),
             versions_published=counter("versions_published", "Versions made durable from checkpoints here.", "run"),
+            versions_coded=counter("versions_coded", "Versions published here, by how they are coded.", "run", "coder"),
             versions_pulled=counter("versions_pulled", "Versions pulled from upstreams.", "run"),
             delta_bytes=counter("delta_bytes", "Bytes of the edges that were published or pulled.", "run"),
             full_bytes_avoided=counter(
@@ -93,6 +95,7 @@ class Metrics:
     def published(self, info: VersionInfo) -> None:
         """A version was published here."""
         self.versions_published.labels(info.run).inc()
+        self.versions_coded.labels(info.run, info.coder).inc()
         self.encode_seconds.labels(info.run).observe(info.seconds.encode)
         self._moved(info, info.delta_bytes)
 

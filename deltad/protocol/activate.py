@@ -263,7 +263,7 @@ class Activation:
 
     A fenced replica heals by a whole checkpoint alone. A target is given up, until another one is
     offered, where trying again cannot help: it does not fit the engine, or a whole checkpoint of it was
-    written and has another root.
+    written and has another root. It is declined as often as it is offered, at growing intervals.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -279,6 +279,7 @@ class Activation:
         self._target: Version | None = None
         self._whole = False
         self._given_up: Version | None = None
+        self._declined = 0
 
     def handle(self, event: Event) -> tuple[Decision, ...]:  # noqa: PLR0911 (one return an event)
         """Raises ReplicaError, and changes nothing, for an event that cannot happen in this state."""
@@ -355,7 +356,8 @@ class Activation:
             target = parse_version(reply.target)
             if target == self._given_up:
                 self._move(Cause.NOTHING_OFFERED)
-                return (self._ask(self._delay()),)
+                self._declined += 1
+                return (self._ask(self._delay(self._declined)),)
             if not reply.reload:
                 check_chain(reply.steps, self.serving, reply.target)
         except DeltadError as error:
@@ -364,6 +366,7 @@ class Activation:
         self._move(Cause.OFFER_TAKEN)
         self._resting = resting
         self._target, self._whole = target, reply.reload
+        self._declined = 0
         self._seconds = Seconds()
         return self._report(), StageExport(target) if reply.reload else StageSteps(reply.steps)
 
@@ -386,7 +389,7 @@ class Activation:
     def _failed(self, error: str) -> tuple[Decision, ...]:
         self.error = error
         self._failures += 1
-        return self._report(), self._ask(self._delay())
+        return self._report(), self._ask(self._delay(self._failures))
 
     def _fenced(self, error: str, *, hopeless: bool) -> tuple[Decision, ...]:
         self.serving = self._staged = None
@@ -396,6 +399,6 @@ class Activation:
     def _ask(self, delay: float = 0.0) -> Ask:
         return Ask(self.serving.version if self.serving else None, delay)
 
-    def _delay(self) -> float:
-        doubled = FIRST_DELAY * 2.0 ** min(max(self._failures - 1, 0), 16)
+    def _delay(self, tries: int) -> float:
+        doubled = FIRST_DELAY * 2.0 ** min(tries - 1, 16)
         return min(LONGEST_DELAY, doubled) * (1 + self._rng.random()) / 2

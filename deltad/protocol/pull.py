@@ -14,8 +14,9 @@ import random
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
+from deltad.delta.coding import CODERS
 from deltad.delta.record import EdgeRef, VersionRecord, decode_record
-from deltad.errors import DeltadError, LimitError, NotFoundError, PeerError, StoreError
+from deltad.errors import CoderError, DeltadError, LimitError, NotFoundError, PeerError, StoreError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.protocol.pull_plan import Arrived, VersionPlan, Wanted
 from deltad.protocol.pull_ways import Graph, Holdings
@@ -36,6 +37,8 @@ class PullPolicy:
     longest_delay: float = 30.0
     refused_delay: float = 30.0
     """How long a version that contradicts itself, or an edge that the peer lacks, is left alone."""
+    coders: frozenset[int] = CODERS
+    """The coders that this daemon reads. Edges that need others are left alone."""
     chain_bytes: int = 64 << 20
     """Bound on the memory for records of versions that are not committed yet."""
 
@@ -151,6 +154,7 @@ class Pull:
         self._backoffs: dict[Hashable, tuple[Backoff, float]] = {}
         self._refused: dict[Version, float] = {}
         self._lacking: dict[bytes, float] = {}
+        self._unreadable: dict[bytes, CoderError] = {}
         self._damaged: set[Digest] = set()
         self._down_until = 0.0
         self._stale = False
@@ -401,7 +405,10 @@ class Pull:
 
     def _graph(self) -> Graph:
         return Graph(
-            {version: seen.record for version, seen in self._seen.items()}, self._holdings, self._refused, self._lacking
+            {version: seen.record for version, seen in self._seen.items()},
+            self._holdings,
+            self._refused,
+            self._lacking.keys() | self._unreadable.keys(),
         )
 
     def _choose_ways(self) -> None:
@@ -411,10 +418,14 @@ class Pull:
         if ways.unknown:
             return  # what is planned goes on; what the newest version needs is not known yet
         if not ways.chain and self._seen:
-            self.problem = self.problem or NotFoundError(
-                f"{self.peer}: {VersionId(self.run, max(self._seen))}",
-                expected="an anchor, or a delta from a version that is held here",
-                found="neither",
+            self.problem = (
+                self.problem
+                or self._first_unreadable()
+                or NotFoundError(
+                    f"{self.peer}: {VersionId(self.run, max(self._seen))}",
+                    expected="an anchor, or a delta from a version that is held here",
+                    found="neither",
+                )
             )
         old, self._plans = self._plans, {}
         for version, edges in list(ways.chain.items())[: self._policy.versions_ahead]:
@@ -443,7 +454,8 @@ class Pull:
             for name, edge in edges.items()
             if edge.base is not None and (root := graph.root(edge.base, name)) is not None
         }
-        return VersionPlan(seen.record, seen.data, edges, roots, limits=self._limits)
+        coders = self._policy.coders
+        return VersionPlan(seen.record, seen.data, edges, roots, coders=coders, limits=self._limits)
 
     # What is wrong, and for how long.
 
@@ -468,6 +480,9 @@ class Pull:
         for version, plan in sorted(self._plans.items()):
             try:
                 plan.take(arrived, durable=durable)
+            except CoderError as error:
+                self._pass_over(version, arrived.wanted.digest, error)
+                sound = False
             except DeltadError as error:
                 self._refuse(version, error, now)
                 sound = False
@@ -479,6 +494,18 @@ class Pull:
         self._seen.pop(version, None)
         self._plans.pop(version, None)
         self._stale = True
+
+    def _pass_over(self, version: Version, manifest: bytes, error: CoderError) -> None:
+        """An edge that is not read here: its version may have another, and so may those after it."""
+        self.problem = self._unreadable[manifest] = error
+        del self._plans[version]
+        self._stale = True
+
+    def _first_unreadable(self) -> CoderError | None:
+        """Why no edge leads to the lowest version that is known of, where that is for its coder."""
+        record = self._seen[min(self._seen)].record
+        edges = (edge for variant in record.variants for edge in variant.edges)
+        return next((self._unreadable[edge.manifest] for edge in edges if edge.manifest in self._unreadable), None)
 
     def _forgive(self, now: float) -> None:
         """Refused versions and edges that the peer lacked are looked at again after a while."""
@@ -501,3 +528,6 @@ class Pull:
         for table in (self._seen, self._plans, self._refused):
             for version in [version for version in table if version <= latest]:
                 del table[version]
+        ahead = {e.manifest for s in self._seen.values() for variant in s.record.variants for e in variant.edges}
+        for manifest in self._unreadable.keys() - ahead:
+            del self._unreadable[manifest]

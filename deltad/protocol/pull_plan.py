@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from deltad.delta.coding import CODERS
+from deltad.delta.coding import CODERS, Coder
 from deltad.delta.encoding import sha256
 from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import Manifest, PageRef, decode_manifest, decode_page
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
-from deltad.errors import DeltadError, FormatError, IntegrityError, LimitError, PeerError
+from deltad.errors import CoderError, DeltadError, FormatError, IntegrityError, LimitError, PeerError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.types import DIGEST_BYTES, Digest
 
@@ -138,12 +138,14 @@ class VersionPlan:
         edges: Mapping[str, EdgeRef],
         base_roots: Mapping[str, bytes],
         *,
+        coders: frozenset[int] = CODERS,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        """`edges` and, for deltas, `base_roots` by name of variant. Raises LimitError."""
+        """`edges` and, for deltas, `base_roots` by name of variant; `coders` are those read here. Raises LimitError."""
         self.record = record
         self.data = data
         self.edges = dict(edges)
+        self._coders = coders
         self._limits = limits
         self._open: dict[Wanted, list[tuple[_Part, PageRef | None]]] = {}
         self._storing: set[Wanted] = set()
@@ -193,8 +195,9 @@ class VersionPlan:
     def take(self, arrived: Arrived, *, durable: bool) -> None:
         """Believe an object that arrived and want what it names. Ignores what is not open.
 
-        Unless it is `durable` already, the plan is complete only after `stored`. Raises DeltadError if
-        it contradicts the record; then the plan is of no more use.
+        Unless it is `durable` already, the plan is complete only after `stored`. Raises CoderError for the
+        manifest of an edge that is not read here, and DeltadError if it contradicts the record; then the plan is
+        of no more use.
         """
         openings = self._open.pop(arrived.wanted, None)
         if openings is None:
@@ -209,6 +212,7 @@ class VersionPlan:
                 self._want_files(part, arrived.content)
                 self._agree(part)
             elif isinstance(arrived.content, Manifest):
+                check_coders(arrived.content, self._coders)
                 part.manifest = arrived.content
                 self._agree(part)
             elif page is not None:
@@ -292,8 +296,7 @@ def check_manifest(
 
 def check_tables(manifest: Manifest, layout: Layout) -> None:
     """Raise FormatError or IntegrityError unless a manifest can be read with its layout by this build."""
-    if unknown := set(manifest.coders) - CODERS:
-        raise FormatError("manifest", expected=f"coders of {sorted(CODERS)}", found=str(sorted(unknown)))
+    check_coders(manifest, CODERS)
     if len(manifest.tensor_sha256) not in (0, DIGEST_BYTES * len(layout.tensors)):
         raise FormatError(
             "manifest",
@@ -301,3 +304,20 @@ def check_tables(manifest: Manifest, layout: Layout) -> None:
             found=f"{len(manifest.tensor_sha256)} bytes",
         )
     manifest.tensor_sums(layout)
+
+
+def check_coders(manifest: Manifest, coders: frozenset[int]) -> None:
+    """Raise CoderError unless all frames of an edge are in `coders`."""
+    if unknown := set(manifest.coders) - coders:
+        way = f"{manifest.base.version} → {manifest.target.version}" if manifest.base else str(manifest.target.version)
+        raise CoderError(
+            f"{manifest.kind} {way} of {manifest.run}",
+            expected=f"the coders that are read here, {_named(coders)}",
+            found=_named(unknown),
+            hint='update deltad here, or set `coder = "blind"` for the run where it is published',
+        )
+
+
+def _named(coders: Iterable[int]) -> str:
+    names = {int(coder): coder.name.lower() for coder in Coder}
+    return ", ".join(f"{coder} ({names[coder]})" if coder in names else str(coder) for coder in sorted(coders))

@@ -52,7 +52,8 @@ class _Way:
 class Graph:
     """Records that a peer sent and that are not durable here yet, beside those that are.
 
-    `refused` are versions and `lacking` the manifests of edges that cannot be had from this peer.
+    `refused` are versions and `lacking` the manifests of edges that cannot be had from this peer, or not be
+    read here.
     """
 
     seen: Mapping[Version, VersionRecord]

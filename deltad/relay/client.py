@@ -25,6 +25,7 @@ from deltad.client.messages import RegionReport
 from deltad.errors import DeltadError, DeniedError, LimitError, NotFoundError, PeerError, UnavailableError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.protocol.pull_plan import Wanted
+from deltad.relay.goodput import Goodput
 from deltad.relay.wire import PREFIX, SEAL, Hello, RunNames, VersionNames, dotted, parse_dotted, seal
 from deltad.types import RunId, Version, parse_run
 
@@ -57,6 +58,7 @@ class RelayClient:
         self.url = url.rstrip("/")
         self.reachable = False
         """Whether the last request found someone to talk to."""
+        self.goodput = Goodput()
         self._token = token
         self._count = count
         self._limits = limits
@@ -246,20 +248,28 @@ class RelayClient:
         """Append the body to `into`. Raises PeerError as soon as it is longer than `limit` bytes."""
         loop = asyncio.get_running_loop()
         taken = fresh = 0
-        async with asyncio.timeout(self._stall) as watch:
-            async for piece in response.content.iter_any():
-                self._count(len(piece))
-                if count is not None:
-                    count(len(piece))
-                taken += len(piece)
-                fresh += len(piece)
-                if taken > limit:
-                    thing = f"{self.url}{response.url.path}"
-                    raise PeerError(thing, expected=f"at most {limit} bytes", found="more")
-                into += piece
-                if fresh >= _PROGRESS_BYTES:
-                    fresh = 0
-                    watch.reschedule(loop.time() + self._stall)
+        try:
+            async with asyncio.timeout(self._stall) as watch:
+                async for piece in response.content.iter_any():
+                    self._count(len(piece))
+                    if count is not None:
+                        count(len(piece))
+                    if taken:
+                        self.goodput.arrived(len(piece), loop.time())
+                    else:
+                        self.goodput.begin(loop.time())
+                    taken += len(piece)
+                    fresh += len(piece)
+                    if taken > limit:
+                        thing = f"{self.url}{response.url.path}"
+                        raise PeerError(thing, expected=f"at most {limit} bytes", found="more")
+                    into += piece
+                    if fresh >= _PROGRESS_BYTES:
+                        fresh = 0
+                        watch.reschedule(loop.time() + self._stall)
+        finally:
+            if taken:
+                self.goodput.end(loop.time())
 
 
 def _unlike(response: aiohttp.ClientResponse, thing: str, expected: str) -> PeerError:

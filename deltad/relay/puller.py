@@ -261,7 +261,9 @@ class Puller:
 
         report = await self._announcements.wait_until(changed, self._policy.report)
         report = report or self._region_report()
-        await self._client.report(report)
+        rate = self._client.goodput.rate(_now())
+        coders = tuple(sorted(self._pull_policy.coders))
+        await self._client.report(msgspec.structs.replace(report, pull_rate=round(rate), coders=coders))
         self._reported = _without_sequence(report)
         self.note_success()
 

@@ -29,6 +29,8 @@ from tests.kit.versions import Published
 
 TOKEN = "a-token"
 RUN = RunId("policy")
+READ = (0, 1, 2)
+"""The coders that a daemon reads, as it tells its upstream."""
 
 QUICK = PullerPolicy(
     pull=PullPolicy(first_delay=0.01, longest_delay=0.05, refused_delay=0.05),
@@ -48,7 +50,7 @@ QUICK = PullerPolicy(
 class Upstream:
     """A store and the relay server on it. `port` stays the same over `stop` and `start`.
 
-    `serve` may wrap the application, to lie in front of it.
+    `wrap` may wrap the application, to lie in front of it; `store` is another's, such as a downstream's.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class Upstream:
         limits: Limits = DEFAULT_LIMITS,
         stall_seconds: float = 30.0,
         wrap: Callable[[web.Application], web.Application] = lambda app: app,
+        store: Store | None = None,
     ) -> None:
-        self.store = Store.open(path)
+        self.store = store or Store.open(path)
+        self._owned = store is None
         self.announcements = Announcements()
         self.reports: list[RegionReport] = []
         self.token = token
@@ -113,7 +117,8 @@ class Upstream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
-        self.store.close()
+        if self._owned:
+            self.store.close()
 
 
 class Downstream:

@@ -329,6 +329,17 @@ def test_tries_that_fail_are_spaced_further_and_further_apart() -> None:
     assert min(delays[-10:]) >= LONGEST_DELAY / 2
 
 
+def test_a_version_that_was_given_up_is_declined_at_growing_intervals_until_another_one_is_taken() -> None:
+    machine = serving(1)
+    run(machine, offer_delta(1, 2), Unfit("another layout"))
+    delays = [asked(machine.handle(offer_delta(1, 2))).delay for _ in range(40)]
+    assert delays[0] <= FIRST_DELAY
+    assert delays[0] < delays[2] < delays[4]
+    assert min(delays[-10:]) >= LONGEST_DELAY / 2
+    run(machine, offer_delta(1, 3), Unfit("yet another layout"))
+    assert asked(machine.handle(offer_delta(1, 3))).delay <= FIRST_DELAY
+
+
 def test_registering_again_repeats_what_is_true_now() -> None:
     machine = serving(4)
     decisions = machine.handle(Registered())

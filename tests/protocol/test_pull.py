@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltad.delta.backend import Mode
 from deltad.delta.encoding import encode, sha256
 from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import (
@@ -21,7 +22,16 @@ from deltad.delta.manifest import (
     decode_page,
 )
 from deltad.delta.record import EdgeRef, VariantRecord
-from deltad.errors import ConflictError, DeltadError, LimitError, NotFoundError, PeerError, StoreError, StoreFullError
+from deltad.errors import (
+    CoderError,
+    ConflictError,
+    DeltadError,
+    LimitError,
+    NotFoundError,
+    PeerError,
+    StoreError,
+    StoreFullError,
+)
 from deltad.limits import Limits
 from deltad.protocol.pull import Backoff, Commit, Decision, Fetch, FetchRecord, Load, PullPolicy
 from deltad.protocol.pull_plan import Kind, check_arrival, want
@@ -378,7 +388,6 @@ CONTRADICTIONS: list[tuple[Callable[[Published, Published], Published], str]] = 
         lambda f, p: with_manifest(p, base=State(f.version, f.record.variants[0].root, "another")),
         "base's run: expected policy",
     ),
-    (lambda _, p: with_manifest(p, coders=(0, 9)), "expected coders of"),
     (lambda _, p: with_manifest(p, sums=bytes(16)), "other tensor sums"),
     (lambda _, p: with_manifest(p, sums=bytes(15)), "sums of 1 tensors"),
     (lambda _, p: with_manifest(p, tensor_sha256=bytes(31)), "SHA-256 of all 1 tensors or none"),
@@ -407,6 +416,69 @@ def test_a_manifest_that_contradicts_its_record_is_refused(
     assert found in str(pulling.pull.problem)
     assert numbers(pulling) == [1]
     assert pulling.pull.newest == forged.version, "what comes after it is still asked for"
+
+
+# Coders that are not read here.
+
+
+def mixed(*how: tuple[Mode, bool]) -> list[Published]:
+    """Versions whose deltas are coded as told, with an anchor beside them or not."""
+    lineage = Lineage(tensors=1, elements=512)
+    versions = [lineage.publish()]
+    for lineage.mode, anchor in how:
+        versions.append(lineage.publish(anchor=anchor))
+    return versions
+
+
+ONLY_BLIND = PullPolicy(in_flight=4, coders=frozenset({0, 1}))
+
+
+def test_an_edge_in_a_coder_that_is_not_read_here_is_refused_by_name_and_nothing_of_it_is_fetched() -> None:
+    versions = mixed(("blind", False), ("dense", False), ("dense", False))
+    pulling = daemon(*versions, policy=ONLY_BLIND)
+    pulling.notice(versions[-1])
+    pulling.finish()
+    assert numbers(pulling) == [1, 2]
+    assert str(pulling.pull.problem) == (
+        "delta v000002 → v000003 of policy: expected the coders that are read here, 0 (raw), 1 (blind), "
+        'found 2 (context); update deltad here, or set `coder = "blind"` for the run where it is published'
+    )
+    assert isinstance(pulling.pull.problem, CoderError)
+    chunks = set(versions[2].objects) - set(versions[1].objects) - {versions[2].record.variants[0].edges[0].manifest}
+    assert not chunks & set(pulling.fetches)
+
+
+def test_a_version_that_has_another_edge_is_reached_over_that_one_and_so_are_those_after_it() -> None:
+    versions = mixed(("dense", False), ("dense", True), ("blind", False))
+    pulling = daemon(*versions, policy=ONLY_BLIND)
+    for published in versions:
+        pulling.notice(published)
+        pulling.finish()
+    assert numbers(pulling) == [1, 3, 4]
+    assert pulling.pull.problem is None
+
+
+def test_an_edge_that_is_not_read_here_is_asked_for_once_however_long_it_is_the_newest() -> None:
+    first, second = mixed(("dense", False))
+    pulling = daemon(first, second, policy=ONLY_BLIND)
+    for _ in range(5):
+        pulling.notice(second)
+        pulling.finish()
+        pulling.now += 10 * POLICY.refused_delay
+    assert numbers(pulling) == [1]
+    assert pulling.fetches[Digest(second.record.variants[0].edges[0].manifest)] == 1
+    assert isinstance(pulling.pull.problem, CoderError)
+
+
+def test_a_coder_that_nobody_knows_is_named_by_its_number() -> None:
+    lineage = Lineage(tensors=1, elements=512)
+    first, second = lineage.publish(), lineage.publish()
+    newer = with_manifest(second, coders=(1, 9))
+    pulling = daemon(first, newer)
+    pulling.notice(newer)
+    pulling.finish()
+    assert numbers(pulling) == [1]
+    assert "2 (context), found 9; update deltad here" in str(pulling.pull.problem)
 
 
 def test_a_version_is_looked_at_again_when_its_refusal_is_over(chain: list[Published]) -> None:

@@ -11,11 +11,13 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from deltad.client.messages import RegionReport, RunReport
-from deltad.errors import DeniedError, NotFoundError, UnavailableError
+from deltad.delta.backend import choose
+from deltad.errors import CoderError, DeniedError, NotFoundError, UnavailableError
 from deltad.limits import DEFAULT_LIMITS
-from deltad.types import RunId
+from deltad.store.mirror import Mirror
+from deltad.types import RunId, Variant
 from tests.kit.chaos import ChaosProxy, Fault, Mishap, random_mishaps
-from tests.kit.regions import QUICK, RUN, Downstream, Upstream
+from tests.kit.regions import QUICK, READ, RUN, Downstream, Upstream
 from tests.kit.versions import Lineage, Published
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -290,7 +292,7 @@ async def test_a_stalled_reply_is_cut_and_asked_for_again(tmp_path: Path) -> Non
 async def test_a_report_goes_up_when_it_changes_and_again_before_it_grows_old(tmp_path: Path) -> None:
     async with Upstream(tmp_path / "a") as upstream, Downstream(tmp_path / "b", upstream.url) as downstream:
         assert await upstream.announcements.wait_until(lambda: upstream.reports or None, 30)
-        changed = RegionReport("downstream", "boot-1", 7, {"policy": RunReport(latest="v000009")})
+        changed = RegionReport("downstream", "boot-1", 7, {"policy": RunReport(latest="v000009")}, coders=READ)
         downstream.report = changed
         downstream.announcements.announce()
         assert await upstream.announcements.wait_until(lambda: changed in upstream.reports or None, 30)
@@ -304,7 +306,8 @@ async def test_a_report_that_has_not_changed_is_not_sent_again_for_every_announc
         Upstream(tmp_path / "a") as upstream,
         Downstream(tmp_path / "b", upstream.url, policy=seldom) as downstream,
     ):
-        first, second = downstream.report, RegionReport("downstream", "boot-1", 2, {"policy": RunReport("v000001")})
+        first = RegionReport("downstream", "boot-1", 1, coders=READ)
+        second = RegionReport("downstream", "boot-1", 2, {"policy": RunReport("v000001")}, coders=READ)
         downstream.announcements.announce()
         assert await upstream.announcements.wait_until(lambda: upstream.reports or None, 30)
         for sequence in range(3, 20):
@@ -315,6 +318,60 @@ async def test_a_report_that_has_not_changed_is_not_sent_again_for_every_announc
         downstream.announcements.announce()
         assert await upstream.announcements.wait_until(lambda: second in upstream.reports or None, 30)
         assert upstream.reports == [first, second]
+
+
+async def test_a_report_tells_what_was_pulled_at_while_bytes_came_and_which_coders_are_read(tmp_path: Path) -> None:
+    first = Lineage(tensors=4, elements=128 << 10, limits=DEFAULT_LIMITS).publish()
+    rate = 2e6
+    async with (
+        Upstream(tmp_path / "a") as upstream,
+        ChaosProxy(upstream.port, rate=rate) as proxy,
+        Downstream(tmp_path / "b", proxy.url) as downstream,
+    ):
+        assert await upstream.announcements.wait_until(lambda: upstream.reports or None, 30)
+        assert (upstream.reports[0].pull_rate, upstream.reports[0].coders) == (0.0, READ)
+        upstream.publish(first)
+        await downstream.reaches(first.version)
+        count = len(upstream.reports)
+        assert await upstream.announcements.wait_until(lambda: len(upstream.reports) > count + 1 or None, 30)
+        assert 0 < upstream.reports[-1].pull_rate < 1.5 * rate
+
+
+async def test_deltas_by_context_cross_two_relays_verbatim(tmp_path: Path) -> None:
+    lineage = Lineage(mode="dense")
+    versions = [lineage.publish() for _ in range(4)]
+    async with Upstream(tmp_path / "a") as upstream, Downstream(tmp_path / "b", upstream.url) as between:
+        upstream.publish(*versions)
+        await between.reaches(versions[-1].version)
+        border = Upstream(tmp_path / "b", store=between.store)
+        async with border, Downstream(tmp_path / "c", border.url) as far:
+            await far.reaches(versions[-1].version)
+            assert_whole(far, *versions)
+            mirror = Mirror(far.store, far.store.run(RUN), Variant("bf16"), choose())
+            root = await asyncio.to_thread(mirror.export, versions[-1].record, tmp_path / "export")
+            assert root == versions[-1].record.variants[0].root
+
+
+async def test_a_daemon_that_reads_no_context_coder_says_so_and_takes_every_other_version(tmp_path: Path) -> None:
+    lineage = Lineage()
+    first = lineage.publish()
+    lineage.mode = "dense"
+    second, third = lineage.publish(), lineage.publish(anchor=True)
+    lineage.mode = "blind"
+    fourth = lineage.publish()
+    old = replace(QUICK, pull=replace(QUICK.pull, coders=frozenset({0, 1})))
+    async with Upstream(tmp_path / "a") as upstream, Downstream(tmp_path / "b", upstream.url, policy=old) as downstream:
+        upstream.publish(first)
+        await downstream.reaches(first.version)
+        upstream.publish(second)
+        with pytest.raises(CoderError, match=r"v000001 → v000002 .* found 2 \(context\); update deltad here"):
+            await downstream.puller.pull_once(RUN, 3)
+        assert "found 2 (context); update deltad here" in downstream.puller.view().error
+        assert [r.coders for r in upstream.reports if r.coders != (0, 1)] == []
+        upstream.publish(third, fourth)
+        await downstream.reaches(fourth.version)
+        assert [r.version.number for r in downstream.store.run(RUN).records()] == [1, 3, 4]
+        assert downstream.puller.view().error == ""
 
 
 async def test_while_the_token_is_refused_nothing_else_is_asked(tmp_path: Path) -> None:

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 from deltad.client.messages import ExportReply, ExportRequest, NextReply, ReplicaReport, ReplicaState
-from deltad.delta.backend import Changes, Lanes
+from deltad.delta.backend import Changes, Lanes, Mode
 from deltad.delta.backend.numpy import NumpyBackend
 from deltad.delta.codec import sum_weights
 from deltad.delta.digest import U64, pack_sums
 from deltad.delta.encoding import sha256
 from deltad.delta.layout import FileSpec, Layout, TensorSpec
+from deltad.delta.manifest import State
 from deltad.errors import NotFoundError, UnavailableError
-from deltad.types import DType, RunId, Version
+from deltad.types import DType, RunId, Version, parse_version
 from rollout_plugin.apply.export import Export
 from rollout_plugin.engines import Sampling
 from rollout_plugin.engines.transformers import load
@@ -116,20 +117,21 @@ def test_a_replica_that_fell_behind_takes_several_deltas_in_one_pause(
     assert states_of(replica).count("committing") == 2
 
 
-def test_deltas_coded_by_context_are_staged_beside_what_is_served_so_a_chain_of_them_takes_a_pause_each(
-    region: Region, start_replica: StartReplica
+@pytest.mark.parametrize("modes", [("dense", "dense", "dense"), ("blind", "mid", "fast"), ("fast", "blind", "dense")])
+def test_a_replica_that_is_three_versions_by_context_behind_goes_there_in_one_commit(
+    region: Region, start_replica: StartReplica, modes: tuple[Mode, ...]
 ) -> None:
+    """Each is read beside what is served with the ones before on top; they change the same lanes."""
     replica = start_replica()
     region.await_verified(region.history[0])
-    region.mode = "mid"
-    region.await_verified(region.publish_changed())
     region.offers = lambda reply: None
-    for seed in range(3):
-        region.publish_changed(seed=seed)
+    for region.mode in modes:
+        region.publish_changed(density=0.05, seed=1)
     region.offers = lambda reply: reply
     region.announce()
-    region.await_verified(region.history[4])
-    assert states_of(replica).count("committing") == 5
+    region.await_verified(region.history[3])
+    assert replica.root() == region.history[3].info.root
+    assert states_of(replica).count("committing") == 2
 
 
 def test_an_empty_delta_makes_a_version_like_any_other(region: Region, start_replica: StartReplica) -> None:
@@ -196,6 +198,28 @@ def test_a_manifest_on_another_base_than_its_offer_says_is_refused_before_a_byte
     assert replica.root() == region.history[0].info.root
     first.manifest = honest
     region.await_verified(first)
+
+
+def test_a_wrong_base_in_the_middle_of_a_chain_is_refused_before_a_byte_is_touched(
+    region: Region, start_replica: StartReplica
+) -> None:
+    """P28: the second of three deltas by context was made for other weights than the first leads to."""
+    replica = start_replica()
+    region.await_verified(region.history[0])
+    region.offers = lambda reply: None
+    region.mode = "dense"
+    first, second, third = (region.publish_changed(seed=seed) for seed in range(3))
+    base = State(parse_version(first.info.version), bytes(32))
+    honest, second.manifest = second.manifest, region.put_delta(first, second, base=base)
+    region.offers = lambda reply: reply
+    region.announce()
+    report = region.await_replica(lambda r: "base root" in r.error)
+    assert f"v000001 → v000002: expected base root {first.info.root}" in report.error
+    assert (report.state, report.version) == (ReplicaState.VERIFIED, "v000000")
+    assert replica.root() == region.history[0].info.root
+    assert states_of(replica).count("committing") == 1
+    second.manifest = honest
+    region.await_verified(third)
 
 
 # Commits that fail.

@@ -35,6 +35,7 @@ listen = "[::1]:0"
 [[run]]
 id = "policy"
 variant = "fp8-block128"
+coder = "mid"
 
 [[watch]]
 run = "policy"
@@ -101,7 +102,7 @@ def test_every_key_is_understood(home: Path) -> None:
     assert config.metrics.listen == Address("::1", 0)
     assert str(config.metrics.listen) == "[::1]:0"
     [run], [watch], [upstream], [fleet] = config.runs, config.watches, config.upstreams, config.fleets
-    assert (run.id, run.variant) == ("policy", "fp8-block128")
+    assert (run.id, run.variant, run.coder) == ("policy", "fp8-block128", "mid")
     assert (watch.run, watch.pattern, watch.publish_as) == ("policy", "global_step_{number}/actor", "bf16")
     assert (watch.quiet, watch.rescan, watch.on_conflict) == (0.5, 120.0, "new_epoch")
     assert (upstream.url, upstream.runs, upstream.connections) == ("http://border-b:7700", ("other",), 8)
@@ -206,6 +207,7 @@ FLEET = RUN + '[[fleet]]\nrun = "r"\n'
         (NAME + '[[run]]\nid = "R"\n', "run[0].id", "a-z"),
         (NAME + "[[run]]\nid = 7\n", "run[0].id", "a string"),
         (RUN + 'variant = "a/b"\n', "run[0].variant", "a-z"),
+        (RUN + 'coder = "context"\n', "run[0].coder", "'auto' or 'blind' or 'fast' or 'mid' or 'dense'"),
         (NAME + '[run]\nid = "r"\n', "run", "sections written [[run]]"),
         ("run = [1]\n" + NAME, "run", "sections written [[run]]"),
         ('[[daemon]]\nname = "a"\n', "daemon", "one section [daemon]"),

@@ -116,13 +116,11 @@ def _versions(region: RegionReport) -> Table:
                     size(info.delta_bytes),
                     percent_of(info.delta_bytes, info.full_bytes),
                     info.coder or "–",
+                    Cell(info.coder_reason or "–", Tone.DIM),
                     stages(info.seconds) or "–",
-                    Cell(info.coder_reason, Tone.DIM),
                 )
             )
-    heads = columns(
-        "run", "version", "published", "kind", ">changed", ">bytes", ">of full", "coder", "took", "coded so, since"
-    )
+    heads = columns("run", "version", "published", "kind", ">changed", ">bytes", ">of full", "coder", "why", "took")
     return Table("versions", heads, rows, empty="none yet")
 
 

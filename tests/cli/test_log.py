@@ -44,6 +44,16 @@ def test_the_log_shows_each_version_with_its_cost_and_who_published_it() -> None
     assert "100 %" in lines[-1]
 
 
+def test_the_log_tells_how_each_version_is_coded_and_why() -> None:
+    coded = version("v000002", coder="mid", coder_reason="rollout-1 pulls at 6.0 MB/s")
+    text = plain([log_table("policy", [coded], {})])
+    assert "  mid  " in text
+    assert text.rstrip().endswith("rollout-1 pulls at 6.0 MB/s")
+    assert "coder      mid (rollout-1 pulls at 6.0 MB/s)" in plain([version_facts(coded)])
+    assert "coder      context\n" in plain([version_facts(version("v000002", coder="context"))])
+    assert "coder" not in plain([version_facts(version("v000002"))])
+
+
 def test_a_version_in_words_names_what_it_is_based_on() -> None:
     text = plain([version_facts(LINE[1])])
     assert "delta on v000001" in text

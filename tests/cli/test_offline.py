@@ -49,6 +49,16 @@ def test_diff_as_json_counts_bytes_that_are_far_fewer_than_the_weights(deltad: D
     assert [tensor["changed"] for tensor in reply["tensors"]] == [64, 50, 0]
 
 
+def test_diff_counts_what_the_coder_that_is_asked_for_would_send(deltad: Deltad, tmp_path: Path) -> None:
+    old, new = write(tmp_path / "old", BEFORE), write(tmp_path / "new", AFTER)
+    replies = {mode: deltad("diff", old, new, "--coder", mode, "--json").reply for mode in ("blind", "fast", "dense")}
+    assert {mode: reply["coder"] for mode, reply in replies.items()} == {mode: mode for mode in replies}
+    assert replies["blind"]["chunk_bytes"] != replies["dense"]["chunk_bytes"]
+    assert deltad("diff", old, new, "--json").reply == replies["dense"]
+    assert "coder      dense" in deltad("diff", old, new).out
+    assert deltad("diff", old, new, "--coder", "context").code == 64
+
+
 def test_diff_of_equal_checkpoints_is_an_empty_delta(deltad: Deltad, tmp_path: Path) -> None:
     old, new = write(tmp_path / "old", BEFORE), write(tmp_path / "new", BEFORE)
     assert "no tensor changed" in deltad("diff", old, new).out
@@ -71,7 +81,7 @@ def test_diff_of_weights_that_all_changed_is_an_anchor_and_still_says_what_chang
     after = noise(2) | {"model.norm.weight": before["model.norm.weight"]}
     old, new = write(tmp_path / "old", before), write(tmp_path / "new", after)
     reply = deltad("diff", old, new, "--json").reply
-    assert reply["kind"] == "anchor"
+    assert (reply["kind"], reply["coder"]) == ("anchor", "raw")
     assert "not worth its base" in reply["reason"]
     assert 0.9 < reply["density"] < 1
     assert reply["chunk_bytes"] < 1.1 * reply["full_bytes"]

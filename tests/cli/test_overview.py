@@ -46,6 +46,20 @@ def test_versions_stand_newest_first_with_their_cost() -> None:
     assert text.index("v000002 (latest)") < text.index("v000001")
 
 
+def test_a_version_is_shown_with_its_coder_and_the_reason_for_it() -> None:
+    text = shown(status(version("v000003", coder="dense", coder_reason="border-b pulls at 2.5 MB/s")))
+    assert "  dense  border-b pulls at 2.5 MB/s  " in line_with(text, "v000003 (latest)")
+
+
+def test_what_a_region_pulls_at_is_shown_and_is_no_change_by_itself() -> None:
+    slow, fast = (
+        msgspec.structs.replace(seen, report=msgspec.structs.replace(seen.report, pull_rate=rate))
+        for seen, rate in ((region("border-b"), 2.5e6), (region("border-b"), 9e6))
+    )
+    assert "2.38 MiB/s" in line_with(shown(status(V1, regions=(slow,))), "ago")
+    assert without_clocks(status(V1, regions=(slow,))) == without_clocks(status(V1, regions=(fast,)))
+
+
 def test_a_replica_with_the_published_root_matches_and_shows_its_pause() -> None:
     good = replica("r1", ReplicaState.VERIFIED, V2, seconds=Seconds(pause=0.083))
     text = shown(status(V1, V2, regions=(region("border-b", good, latest="v000002"),)))

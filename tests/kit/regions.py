@@ -17,6 +17,7 @@ from types import TracebackType
 from aiohttp import web
 
 from deltad.client.messages import RegionReport
+from deltad.delta.coding import CODERS
 from deltad.delta.record import VersionRecord
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.protocol.pull import PullPolicy
@@ -29,7 +30,7 @@ from tests.kit.versions import Published
 
 TOKEN = "a-token"
 RUN = RunId("policy")
-READ = (0, 1, 2)
+READ = tuple(sorted(CODERS))
 """The coders that a daemon reads, as it tells its upstream."""
 
 QUICK = PullerPolicy(

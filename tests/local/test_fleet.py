@@ -23,6 +23,7 @@ from deltad.client.messages import (
 from deltad.errors import ConflictError, DeltadError, FormatError, LimitError, NotFoundError, ReplicaError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.fleet import REPORTED_VERSIONS, Fleet, Standing
+from deltad.protocol.mode import Reader
 from deltad.types import RunId, Version, parse_version
 from tests.kit.operations import RUN, root_for, version_info
 
@@ -505,3 +506,14 @@ def test_no_word_of_a_replica_makes_it_verified_but_a_true_root(request_: StateR
     served = only_replica(fleet).version
     proven = request_.state in PROVEN and request_.root != "" and true_roots.get(served) == request_.root
     assert verified(fleet, 0) == int(proven)
+
+
+def test_readers_are_the_regions_that_have_the_run_with_what_they_told_lately() -> None:
+    fleet = make_fleet()
+    far = msgspec.structs.replace(report_from("c"), pull_rate=1e6, coders=(0, 1))
+    near = msgspec.structs.replace(report_from("b", below=(far,)), pull_rate=5e6, coders=(0, 1, 2))
+    fleet.receive(near, 10.0)
+    fleet.receive(RegionReport("d", "boot-d", 1, {"another": RunReport()}), 10.0)
+    assert fleet.readers(RUN, 10.0) == (Reader("b", 5e6, (0, 1, 2)), Reader("c", 1e6, (0, 1)))
+    silent = 10.0 + fleet.fresh_for + 1
+    assert fleet.readers(RUN, silent) == (Reader("b", 0.0, (0, 1, 2)), Reader("c", 0.0, (0, 1)))

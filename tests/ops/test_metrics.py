@@ -42,6 +42,13 @@ def test_a_published_version_is_counted_with_its_bytes_and_its_time(metrics: Met
     assert value(metrics, "versions_pulled_total", run=RUN) is None
 
 
+def test_published_versions_are_counted_by_how_they_are_coded(metrics: Metrics) -> None:
+    for coder in ("dense", "dense", "blind"):
+        metrics.published(msgspec.structs.replace(version_info(1), coder=coder, coder_reason="b pulls at 1.0 MB/s"))
+    assert value(metrics, "versions_coded_total", run=RUN, coder="dense") == 2
+    assert value(metrics, "versions_coded_total", run=RUN, coder="blind") == 1
+
+
 def test_a_pulled_version_counts_the_bytes_that_were_fetched_for_it(metrics: Metrics) -> None:
     info = msgspec.structs.replace(version_info(4), pulled_bytes=50, seconds=Seconds(transfer=3.0))
     metrics.pulled(info)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltad.delta.backend import Mode
+from deltad.delta.coding import CODERS, Coder
 from deltad.delta.encoding import encode, sha256
 from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import (
@@ -430,17 +431,18 @@ def mixed(*how: tuple[Mode, bool]) -> list[Published]:
     return versions
 
 
-ONLY_BLIND = PullPolicy(in_flight=4, coders=frozenset({0, 1}))
+NO_CONTEXT = PullPolicy(in_flight=4, coders=CODERS - {Coder.CONTEXT})
 
 
 def test_an_edge_in_a_coder_that_is_not_read_here_is_refused_by_name_and_nothing_of_it_is_fetched() -> None:
     versions = mixed(("blind", False), ("dense", False), ("dense", False))
-    pulling = daemon(*versions, policy=ONLY_BLIND)
+    pulling = daemon(*versions, policy=NO_CONTEXT)
     pulling.notice(versions[-1])
     pulling.finish()
     assert numbers(pulling) == [1, 2]
-    assert str(pulling.pull.problem) == (
-        "delta v000002 → v000003 of policy: expected the coders that are read here, 0 (raw), 1 (blind), "
+    problem = str(pulling.pull.problem)
+    assert problem.startswith("delta v000002 → v000003 of policy: expected the coders that are read here, 0 (raw), ")
+    assert problem.endswith(
         'found 2 (context); update deltad here, or set `coder = "blind"` for the run where it is published'
     )
     assert isinstance(pulling.pull.problem, CoderError)
@@ -450,7 +452,7 @@ def test_an_edge_in_a_coder_that_is_not_read_here_is_refused_by_name_and_nothing
 
 def test_a_version_that_has_another_edge_is_reached_over_that_one_and_so_are_those_after_it() -> None:
     versions = mixed(("dense", False), ("dense", True), ("blind", False))
-    pulling = daemon(*versions, policy=ONLY_BLIND)
+    pulling = daemon(*versions, policy=NO_CONTEXT)
     for published in versions:
         pulling.notice(published)
         pulling.finish()
@@ -460,7 +462,7 @@ def test_a_version_that_has_another_edge_is_reached_over_that_one_and_so_are_tho
 
 def test_an_edge_that_is_not_read_here_is_asked_for_once_however_long_it_is_the_newest() -> None:
     first, second = mixed(("dense", False))
-    pulling = daemon(first, second, policy=ONLY_BLIND)
+    pulling = daemon(first, second, policy=NO_CONTEXT)
     for _ in range(5):
         pulling.notice(second)
         pulling.finish()
@@ -478,7 +480,7 @@ def test_a_coder_that_nobody_knows_is_named_by_its_number() -> None:
     pulling.notice(newer)
     pulling.finish()
     assert numbers(pulling) == [1]
-    assert "2 (context), found 9; update deltad here" in str(pulling.pull.problem)
+    assert ", found 9; update deltad here" in str(pulling.pull.problem)
 
 
 def test_a_version_is_looked_at_again_when_its_refusal_is_over(chain: list[Published]) -> None:

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from deltad.client.messages import RegionReport, RunReport
 from deltad.delta.backend import choose
+from deltad.delta.coding import CODERS, Coder
 from deltad.errors import CoderError, DeniedError, NotFoundError, UnavailableError
 from deltad.limits import DEFAULT_LIMITS
 from deltad.store.mirror import Mirror
@@ -359,7 +360,7 @@ async def test_a_daemon_that_reads_no_context_coder_says_so_and_takes_every_othe
     second, third = lineage.publish(), lineage.publish(anchor=True)
     lineage.mode = "blind"
     fourth = lineage.publish()
-    old = replace(QUICK, pull=replace(QUICK.pull, coders=frozenset({0, 1})))
+    old = replace(QUICK, pull=replace(QUICK.pull, coders=CODERS - {Coder.CONTEXT}))
     async with Upstream(tmp_path / "a") as upstream, Downstream(tmp_path / "b", upstream.url, policy=old) as downstream:
         upstream.publish(first)
         await downstream.reaches(first.version)
@@ -367,7 +368,7 @@ async def test_a_daemon_that_reads_no_context_coder_says_so_and_takes_every_othe
         with pytest.raises(CoderError, match=r"v000001 → v000002 .* found 2 \(context\); update deltad here"):
             await downstream.puller.pull_once(RUN, 3)
         assert "found 2 (context); update deltad here" in downstream.puller.view().error
-        assert [r.coders for r in upstream.reports if r.coders != (0, 1)] == []
+        assert {Coder.CONTEXT in report.coders for report in upstream.reports} == {False}
         upstream.publish(third, fourth)
         await downstream.reaches(fourth.version)
         assert [r.version.number for r in downstream.store.run(RUN).records()] == [1, 3, 4]

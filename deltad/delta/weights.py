@@ -65,6 +65,7 @@ def _gather(weights: Weights, rect: Rect, layout: Layout) -> Lanes:
         begin, end = np.searchsorted(positions, (start, start + count))
         if begin < end:
             segment[begin:end] = weights.lanes(rect.tensor, start, count)[positions[begin:end] - start]
+            weights.release(rect.tensor, start, count)
     return segment
 
 

@@ -8,13 +8,22 @@ import numpy as np
 import pytest
 
 from deltad.checkpoint.directory import open_checkpoint
+from deltad.checkpoint.writer import CheckpointWriter
+from deltad.delta import FORMAT
 from deltad.delta.backend import Mode, choose
+from deltad.delta.codec import apply_chunk, sum_weights
+from deltad.delta.coding import Coder
+from deltad.delta.emit import FrameWriter
+from deltad.delta.frame import Rect
+from deltad.delta.layout import Layout, TensorSpec
+from deltad.delta.weights import read_segments
 from deltad.limits import Limits
 from deltad.store.mirror import Mirror
 from deltad.store.store import Store
 from deltad.types import Variant
 from tests.kit.deltas import MODES
 from tests.kit.versions import Lineage
+from tests.kit.weights import ArrayWeights
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -46,6 +55,31 @@ def test_a_chain_of_mixed_coders_is_rebuilt_from_a_generation_too(tmp_path: Path
     assert mirror.tail(newest) == 2
     assert mirror.verify(newest, tmp_path / "scratch") == (newest.variants[0].root, [])
     store.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_frame_over_columns_lands_on_a_file_beside_what_the_file_held(tmp_path: Path, mode: Mode) -> None:
+    """This build cuts frames by rows alone; another one may cut them by columns."""
+    layout = Layout(FORMAT, (TensorSpec("w", "BF16", (64, 48)),))
+    rects = (Rect(0, (4, 8), (50, 16)), Rect(0, (0, 40), (64, 8)))
+    before = ArrayWeights.random(layout)
+    after = before.changed(0.1)
+    old, new = read_segments(before, rects, layout), read_segments(after, rects, layout)
+    frames = FrameWriter(layout, choose(), mode, Limits())
+    encoded = frames.encode(rects, old, new)
+    assert encoded is not None
+    frame = frames.coded(rects, old, new, encoded)
+    assert frame.coding.coder is (Coder.BLIND if mode == "blind" else Coder.CONTEXT)
+    with CheckpointWriter(tmp_path / "w", layout) as writer:
+        writer.lanes(0, 0, before.arrays[0].size)[:] = before.arrays[0]
+        sums = sum_weights(layout, before)
+        apply_chunk(frame.data, layout, writer, sums, choose())
+        found = writer.lanes(0, 0, before.arrays[0].size).copy()
+        assert np.array_equal(sums, sum_weights(layout, writer))
+    expected = before.arrays[0].reshape(64, 48).copy()
+    for columns in np.s_[4:54, 8:24], np.s_[:, 40:48]:
+        expected[columns] = after.arrays[0].reshape(64, 48)[columns]
+    assert np.array_equal(found, expected.reshape(-1))
 
 
 def test_a_damaged_generation_is_noticed_and_the_version_built_from_its_anchor(tmp_path: Path) -> None:

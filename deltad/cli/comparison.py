@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from deltad.checkpoint.directory import Checkpoint, open_checkpoint
+from deltad.daemon.describe import coder_names
 from deltad.daemon.origin import BREAK_EVEN
 from deltad.delta import FORMAT
 from deltad.delta.backend import Mode, choose
@@ -39,7 +40,7 @@ class Comparison(msgspec.Struct, frozen=True):
     `reason` says why it is an anchor, where it is one. `delta_bytes` is all that a region pulls: chunks,
     pages, manifest and record; exact but for a few bytes, since the run has no name here. `density` and
     `tensors` (the most changed first) compare element by element wherever the tensor tables are equal. `coder`
-    is the mode that the delta was coded in, `raw` for an anchor.
+    is the mode that a delta was coded in; for an anchor, the coder of its frames.
     """
 
     old: str
@@ -96,7 +97,7 @@ def compare(old: Path, new: Path, publish_as: str, coder: str = AUTO) -> Compari
         chunk_bytes=edge.chunk_bytes,
         chunks=len(edge.chunks),
         root=edge.encoder.root.hex(),
-        coder="raw" if reason else mode,
+        coder=coder_names(edge.encoder.coders) if reason else mode,
         tensors=tensors,
     )
 

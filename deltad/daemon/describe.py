@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from deltad.client.messages import Step, VersionInfo
 from deltad.daemon.notes import Note
 from deltad.delta.coding import Coder
@@ -35,9 +37,14 @@ def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note) 
         created=record.created_ns / 1e9,
         pulled_bytes=note.pulled_bytes,
         seconds=note.seconds,
-        coder=note.coder or "+".join(Coder(coder).name.lower() for coder in manifest.coders),
+        coder=note.coder or coder_names(manifest.coders),
         coder_reason=note.coder_reason,
     )
+
+
+def coder_names(coders: Sequence[int]) -> str:
+    """`blind+context`: the coders of an edge, in words."""
+    return "+".join(Coder(coder).name.lower() for coder in coders)
 
 
 def describe_step(run: RunStore, hop: Hop, variant: str) -> Step:

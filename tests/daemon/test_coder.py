@@ -22,6 +22,7 @@ from deltad.store.store import Store
 from deltad.types import RunId, parse_digest, parse_version
 from tests.kit.checkpoints import MODEL, write_checkpoint
 from tests.kit.daemons import TOKEN, Daemon, free_port
+from tests.kit.regions import READ
 from tests.kit.weights import ArrayWeights
 
 RUN = RunId("r")
@@ -57,27 +58,24 @@ def test_the_regions_below_decide_how_a_version_is_coded_and_every_face_says_so(
     try:
         runs = {"r": RunReport()}
         told = [
-            (None, "raw", "", {Coder.RAW}),
-            (None, "dense", "no region below has told what it pulls at", {Coder.CONTEXT}),
-            (RegionReport("far", "b1", 1, runs, (), 6e6, (0, 1, 2)), "mid", "far pulls at 6.0 MB/s", {Coder.CONTEXT}),
-            (RegionReport("far", "b1", 2, runs, (), 5e8, (0, 1, 2)), "blind", "far pulls at 500.0 MB/s", {Coder.BLIND}),
-            (
-                RegionReport("old", "b2", 1, runs, (), 1e6, (0, 1)),
-                "blind",
-                "old does not read coder 2 (context)",
-                {Coder.BLIND},
-            ),
+            (None, "dense", "no region below has told what it pulls at"),
+            (RegionReport("far", "b1", 1, runs, (), 6e6, READ), "mid", "far pulls at 6.0 MB/s"),
+            (RegionReport("far", "b1", 2, runs, (), 5e8, READ), "blind", "far pulls at 500.0 MB/s"),
+            (RegionReport("old", "b2", 1, runs, (), 1e6, (0, 1)), "blind", "old does not read coder 2 (context)"),
         ]
-        for number, (region, coder, reason, coders) in enumerate(told):
+        anchor = publish(daemon, tmp_path, 0)
+        assert (anchor.kind, anchor.coder_reason) == ("anchor", "")
+        assert Coder.CONTEXT not in coders_of(daemon, anchor)
+        for number, (region, coder, reason) in enumerate(told, 1):
             if region is not None:
                 report(port, region)
             info = publish(daemon, tmp_path, number)
             assert (info.coder, info.coder_reason) == (coder, reason)
-            assert coders <= set(coders_of(daemon, info)) <= coders | {Coder.RAW, Coder.BLIND}
+            assert (Coder.CONTEXT in coders_of(daemon, info)) == (coder != "blind")
             (line,) = [line for line in daemon.log.splitlines() if "version_published" in line and info.version in line]
             assert (json.loads(line)["coder"], json.loads(line)["coder_reason"]) == (coder, reason)
         shown = daemon.client.status().region.runs["r"].versions
-        assert [info.coder for info in shown] == ["raw", "dense", "mid", "blind", "blind"]
+        assert [info.coder for info in shown] == [anchor.coder, "dense", "mid", "blind", "blind"]
         with urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=30) as reply:
             lines = reply.read().decode().splitlines()
         assert 'deltad_versions_coded_total{coder="blind",run="r"} 2.0' in lines

@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 
 from deltad.cli.connect import help_if_alone, json_option
-from deltad.cli.output import Facts, Line, count, show, show_json
+from deltad.cli.output import show, show_json
+from deltad.figures import count
+from deltad.ops.blocks import Facts, Line
 
 _FILE = click.argument("file", type=click.Path(path_type=Path))
 

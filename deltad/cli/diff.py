@@ -8,21 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from deltad.cli.connect import existing, json_option, publish_as_option
-from deltad.cli.output import (
-    Block,
-    Cell,
-    Facts,
-    Line,
-    Table,
-    columns,
-    count,
-    percent,
-    percent_of,
-    show,
-    show_json,
-    size,
-)
+from deltad.cli.output import show, show_json
 from deltad.cli.progress import step
+from deltad.figures import count, percent, percent_of, size
+from deltad.ops.blocks import Block, Cell, Facts, Line, Table, columns
 
 if TYPE_CHECKING:
     from deltad.cli.comparison import Comparison

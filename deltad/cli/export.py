@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from deltad.cli.connect import Daemon, VersionName, daemon_options, json_option, parse_version_name, version_id
-from deltad.cli.output import Facts, Line, show, show_json
+from deltad.cli.output import show, show_json
 from deltad.cli.progress import activity
+from deltad.ops.blocks import Facts, Line
 
 
 @click.command(short_help="Write a version as a loadable checkpoint.")

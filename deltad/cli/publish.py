@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from deltad.cli.connect import Daemon, daemon_options, json_option, parse_wait, run_option, the_run
-from deltad.cli.output import Line, duration, show, show_json
+from deltad.cli.output import show, show_json
 from deltad.cli.progress import activity
 from deltad.cli.versions import version_facts
 from deltad.errors import DeltadError, UnavailableError
+from deltad.figures import duration
 from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.ops.blocks import Line
 from deltad.types import RunId
 
 if TYPE_CHECKING:

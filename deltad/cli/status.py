@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from deltad.cli.connect import Daemon, daemon_options, json_option, parse_wait
-from deltad.cli.output import Block, Cell, Line, Tone, draw, show, show_json
+from deltad.cli.output import draw, show, show_json
 from deltad.errors import DeltadError
+from deltad.ops.blocks import Block, Cell, Line, Tone
 
 if TYPE_CHECKING:
     from deltad.client.client import Client
@@ -78,7 +79,7 @@ def _looks(client: Client, every: float) -> Iterator[StatusView | DeltadError]:
 
 
 def _changes(looks: Iterator[StatusView | DeltadError]) -> Iterator[StatusView | DeltadError]:
-    from deltad.cli.overview import without_clocks
+    from deltad.ops.overview import without_clocks
 
     before: object = None
     for look in looks:
@@ -89,7 +90,7 @@ def _changes(looks: Iterator[StatusView | DeltadError]) -> Iterator[StatusView |
 
 
 def _blocks(look: StatusView | DeltadError) -> list[Block]:
-    from deltad.cli.overview import status_blocks
+    from deltad.ops.overview import status_blocks
 
     return [Line(Cell(str(look), Tone.BAD))] if isinstance(look, DeltadError) else status_blocks(look)
 

@@ -19,9 +19,11 @@ from deltad.cli.connect import (
     the_run,
     version_id,
 )
-from deltad.cli.output import Facts, Line, count, show, show_json
+from deltad.cli.output import show, show_json
 from deltad.cli.progress import activity, step
 from deltad.errors import IntegrityError, NotFoundError
+from deltad.figures import count
+from deltad.ops.blocks import Facts, Line
 from deltad.types import RunId, VersionId, parse_version_id
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from deltad.ops.blocks import Facts, Line
 def export(daemon: Daemon, version: VersionName, directory: Path, as_json: bool) -> None:
     """Write VERSION into DIR as a loadable Hugging Face checkpoint, with its config and tokenizer.
 
-    The daemon writes the files and checks their root on the way. VERSION is RUN/v000012, v000012, 12 or
-    latest.
+    The daemon writes the files and checks their root on the way. VERSION is RUN/v000012, v000012,
+    v000012@e2, 12 or latest; without @e2, the newest epoch that has the number is meant.
 
     \b
     Examples:

@@ -11,7 +11,7 @@ import click
 
 from deltad.cli.connect import Daemon, daemon_options, json_option, parse_wait
 from deltad.cli.output import draw, show, show_json
-from deltad.errors import DeltadError
+from deltad.errors import DeltadError, UsageError
 from deltad.ops.blocks import Block, Cell, Line, Tone
 
 if TYPE_CHECKING:
@@ -19,10 +19,26 @@ if TYPE_CHECKING:
     from deltad.client.messages import StatusView
 
 
+_LEAST_SECONDS = 0.1
+
+
+def _parse_every(text: str) -> float:
+    """As `parse_wait`, but never so short that the looking itself is a load. Raises UsageError."""
+    seconds = parse_wait(text)
+    if seconds < _LEAST_SECONDS:
+        raise UsageError(f"--every {text[:80]}", expected="at least 100ms")
+    return seconds
+
+
 @click.command(short_help="Show the daemon, regions, replicas and upstreams.")
 @click.option("--watch", is_flag=True, help="Stay: redraw on a terminal, print every change elsewhere.")
 @click.option(
-    "--every", type=parse_wait, default="1s", show_default=True, metavar="TIME", help="With --watch: how often."
+    "--every",
+    type=_parse_every,
+    default="1s",
+    show_default=True,
+    metavar="TIME",
+    help="With --watch: how often, at least each 100ms.",
 )
 @daemon_options
 @json_option

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from deltad.cli.connect import Daemon, daemon_options, json_option, the_run
+from deltad.cli.connect import Daemon, Whole, daemon_options, json_option, the_run
 from deltad.cli.output import show, show_json
 from deltad.figures import count, percent, percent_of, size, stages, when
 from deltad.ops.blocks import Cell, Facts, Table, Tone, columns
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="List the versions of a run, newest first.")
 @click.argument("run", metavar="[RUN]", type=parse_run, required=False)
-@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Show the newest N only.")
+@click.option("-n", "--limit", type=Whole(min=1), metavar="N", help="Show the newest N only.")
 @daemon_options
 @json_option
 def log(daemon: Daemon, run: RunId | None, limit: int | None, as_json: bool) -> None:

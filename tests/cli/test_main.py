@@ -88,11 +88,14 @@ def test_a_group_alone_prints_its_help_and_fails_as_misuse(arguments: tuple[str,
     [
         (("frobnicate",), ["No such command 'frobnicate'", "see `deltad --help`"]),
         (("publish",), ["Missing argument 'DIR'", "see `deltad publish --help`"]),
+        (("log", "-n", "x"), ["'x' is not a valid whole number"]),
         (("log", "--limit", "0"), ["--limit", "0 is not in the range"]),
         (("status", "--every", "soon"), ["duration 'soon'", "expected a form like 500ms, 60s, 5m or 1h"]),
         (("log", "Not A Run"), ["run id 'Not A Run'", "expected 1 to 64"]),
         (("export", "policy/vX", "out"), ["version 'vX'", "expected a form like v000123"]),
-        (("verify", ".", "--version", "v3"), ["version 'v3'", "expected <run>/v000123"]),
+        (("status", "--every", "99ms"), ["--every 99ms", "expected at least 100ms"]),
+        (("status", "--every", "0s"), ["--every 0s", "expected at least 100ms"]),
+        (("verify", ".", "--version", "vX"), ["version 'vX'", "expected a form like v000123"]),
     ],
 )
 def test_a_command_line_that_cannot_work_is_one_line_and_64(

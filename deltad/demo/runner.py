@@ -63,8 +63,7 @@ def run_demo(options: DemoOptions) -> int:
         return 128 + demo.stopped_by
     result = demo.ledger.report(LinkReport(options.rtt_ms, options.mbit))
     _write(report, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
-    show_report(result, demo.ledger.complaints(), stream)
-    print(f"report: {report}", file=stream, flush=True)
+    show_report(result, demo.ledger.complaints(), stream, report)
     if options.as_json:
         sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
         sys.stdout.buffer.flush()

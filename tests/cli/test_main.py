@@ -123,9 +123,8 @@ def test_a_demo_without_its_packages_is_one_line_with_the_command_that_brings_th
     script = f"import sys; sys.modules[{missing!r}] = None; from deltad.cli.main import run; sys.exit(run({arguments}))"
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
-    Ended(ended.returncode, ended.stdout, ended.stderr).assert_refused(
-        69, "deltad demo", f"no {missing}", f"`{command}"
-    )
+    refused = Ended(ended.returncode, ended.stdout, ended.stderr)
+    refused.assert_refused(69, "deltad demo", f"no {missing}", f"`{command}")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,6 +12,7 @@ import click
 from deltad.cli.connect import Daemon, daemon_options, json_option, parse_wait
 from deltad.cli.output import draw, show, show_json
 from deltad.errors import DeltadError, UsageError
+from deltad.figures import when
 from deltad.ops.blocks import Block, Cell, Line, Tone
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _watch(client: Client, every: float, as_json: bool) -> None:
         if as_json:
             show_json(_reply(look), compact=True)
         else:
-            show([Line(time.strftime("%H:%M:%S")), *_blocks(look)])
+            show([Line(when(time.time())), *_blocks(look)])
             click.echo()
 
 

@@ -128,6 +128,19 @@ def test_a_demo_without_its_packages_is_one_line_with_the_command_that_brings_th
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("package", ["click", "uvloop"])
+def test_a_command_without_its_packages_is_one_line_with_the_command_that_brings_them(
+    package: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "deltad.toml"
+    config.write_text('[daemon]\nname = "a"\nstore = "store"\nsocket = "s"\n')
+    script = f"import sys; sys.modules[{package!r}] = None; from deltad.__main__ import main; main()"
+    arguments = [sys.executable, "-c", script, "serve", "--config", str(config)]
+    ended = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    refused = Ended(ended.returncode, ended.stdout, ended.stderr)
+    refused.assert_refused(69, f"the Python package {package}", "`pip install 'deltad[daemon]'`")
+
+
 def test_a_daemon_that_is_not_there_is_one_line_and_69(deltad: Deltad, tmp_path: Path) -> None:
     deltad("status", "--socket", tmp_path / "no.sock").assert_refused(
         69, f"{tmp_path}/no.sock", "is `deltad serve` running?"

@@ -108,6 +108,8 @@ def test_a_version_is_published_listed_taken_apart_verified_and_exported(host: H
     )
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
     host.deltad("export", "policy/v000001", tmp_path / "out").assert_refused(64, f"{tmp_path}/out", "absent or empty")
+    file = tmp_path / "out" / "tokenizer.json"
+    host.deltad("export", "policy/v000001", file).assert_refused(64, f"{file}", "absent or empty, found a file")
 
 
 @pytest.mark.parametrize("kind", BROKEN)

@@ -162,3 +162,11 @@ class ReplicaError(DeltadError):
 
     exit_code = 70
     http_status = 409
+
+
+class DeviceError(DeltadError):
+    """A GPU that cannot be used, or that failed in the midst of work. The same work can go to another backend."""
+
+    retryable = True
+    exit_code = 69
+    http_status = 503

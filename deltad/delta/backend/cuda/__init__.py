@@ -1,0 +1,1 @@
+"""The CUDA backend. Importing it costs nothing; `open_backend` imports CuPy."""

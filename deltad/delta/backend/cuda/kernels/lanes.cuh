@@ -1,0 +1,112 @@
+// Lanes, tiles of them, and the group of differences (FORMAT.md, 7.1).
+
+#pragma once
+
+#include "phases.cuh"
+
+// A run of lanes of one segment: what one block works on. The host cuts segments into tiles, none across a border, so
+// that a block has one tensor, and one address to add to.
+struct Tile {
+    const void* old_lanes;
+    const void* new_lanes;  // encoding only
+    u64 lanes;
+    u64 position;   // of its first lane in the frame
+    u64 canonical;  // and in its tensor
+    u64 segment;
+    u64 base[2];  // of the tensor's block multipliers, one for each sum
+};
+
+constexpr u32 EIGHT = 8;                   // lanes of a thread: their masks are bytes
+constexpr u32 TILE = THREADS * EIGHT;      // lanes that a tile has at most, where all of them are read
+constexpr u32 MOST_CLASSES = 16;
+static_assert(MOST_CLASSES * GROUPS == THREADS, "one thread for each class and group of threads");
+
+template <class Lane>
+struct Eight {
+    Lane lane[EIGHT];
+};
+
+struct alignas(16) Vector {
+    u32 word[4];
+};
+
+// The lanes of a thread, zeros behind the last one. Reads 16 bytes at a time where they lie so.
+template <class Lane>
+DEVICE Eight<Lane> load_eight(const void* lanes, u64 first, u64 count) {
+    Eight<Lane> eight{};
+    const Lane* from = static_cast<const Lane*>(lanes) + first;
+    if (first + EIGHT <= count && sizeof(eight) % sizeof(Vector) == 0 && u64(from) % sizeof(Vector) == 0) {
+        const Vector* vectors = reinterpret_cast<const Vector*>(from);
+        constexpr u32 PER = sizeof(Vector) / sizeof(Lane) ? sizeof(Vector) / sizeof(Lane) : 1;
+        for (u32 i = 0; i < EIGHT / PER; i++) {
+            const Vector vector = vectors[i];
+            for (u32 j = 0; j < PER; j++) {
+                const u32 at = j * sizeof(Lane) / 4;
+                u64 word = vector.word[at];
+                if (sizeof(Lane) == 8) word |= u64(vector.word[at | 1]) << 32;
+                eight.lane[i * PER + j] = Lane(word >> j * sizeof(Lane) % 4 * 8);
+            }
+        }
+        return eight;
+    }
+    for (u32 i = 0; i < EIGHT && first + i < count; i++) eight.lane[i] = from[i];
+    return eight;
+}
+
+// What the host says of a frame's lanes, in one word.
+struct Kind {
+    bool is_xor, is_line, turns;  // `turns`: codes count away from zero, as the context coder has them
+    u32 mantissa;                 // bits below a lane's exponent
+
+    DEVICE explicit Kind(u64 word)
+        : is_xor(word & 1), is_line(word & 2), turns(word & 4), mantissa(u32(word >> 8)) {}
+};
+
+template <class Lane>
+constexpr u32 TOP = 8 * sizeof(Lane) - 1;  // the position of the sign bit
+
+template <class Lane>
+DEVICE Lane all_ones_if_negative(Lane lane) {
+    return Lane(Lane(0) - Lane(lane >> TOP<Lane>));
+}
+
+// Sign and magnitude to two's complement, and back: the map is its own inverse.
+template <class Lane>
+DEVICE Lane to_line(Lane lane, Kind kind) {
+    return kind.is_line ? Lane(lane ^ Lane(all_ones_if_negative(lane) >> 1)) : lane;
+}
+
+// Doing it twice undoes it.
+template <class Lane>
+DEVICE Lane turned(Lane difference, Lane old, Kind kind) {
+    const Lane negative = kind.turns && kind.is_line ? all_ones_if_negative(old) : Lane(0);
+    return Lane(Lane(difference ^ negative) - negative);
+}
+
+// The code of a change; old and new differ.
+template <class Lane>
+DEVICE Lane to_code(Lane old, Lane now, Kind kind) {
+    if (kind.is_xor) return Lane(Lane(old ^ now) - 1);
+    const Lane difference = turned(Lane(to_line(now, kind) - to_line(old, kind)), old, kind);
+    return Lane(Lane(Lane(difference << 1) ^ all_ones_if_negative(difference)) - 1);
+}
+
+// The difference that a code stands for, beside the old lane.
+template <class Lane>
+DEVICE Lane from_code(Lane code, Lane old, Kind kind) {
+    const Lane zigzag = Lane(code + 1);
+    if (kind.is_xor) return zigzag;
+    return turned(Lane(Lane(zigzag >> 1) ^ Lane(Lane(0) - Lane(zigzag & 1))), old, kind);
+}
+
+template <class Lane>
+DEVICE Lane compose(Lane old, Lane difference, Kind kind) {
+    if (kind.is_xor) return Lane(old ^ difference);
+    return to_line(Lane(to_line(old, kind) + difference), kind);
+}
+
+// The exponent of a lane, sign aside.
+template <class Lane>
+DEVICE u32 exponent(Lane lane, Kind kind) {
+    return u32(u64(Lane(lane & Lane(Lane(~Lane(0)) >> 1))) >> kind.mantissa);
+}

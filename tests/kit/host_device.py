@@ -1,0 +1,107 @@
+"""The kernels of the CUDA backend without a GPU: the same source, built by a C++ compiler, walked by a loop.
+
+Blocks and threads go in the order that is asked for; a kernel that keeps the discipline of `phases.cuh` gives the
+same bytes in each. What is allocated holds rubbish, and so does the shared memory of a block.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from deltad.delta.backend.cuda.device import Bytes, aligned
+from deltad.delta.backend.cuda.source import FOLDER, MAIN
+from deltad.delta.digest import U64
+
+ORDERS = ("forwards", "backwards", "scattered")
+SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
+_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror")
+_RUBBISH = 0xA5
+
+
+def compiler() -> str | None:
+    """The C++ compiler of this machine."""
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
+@cache
+def built(*flags: str) -> Path:
+    """The kernels as a shared library, built once for each content of their source."""
+    command = [compiler() or "g++", *_FLAGS, *flags, "-DDELTAD_HOST", "-x", "c++", str(MAIN)]
+    sources = [path.read_bytes() for path in sorted(FOLDER.iterdir())]
+    named = hashlib.sha256(b"\0".join([*sources, " ".join(command).encode()])).hexdigest()[:24]
+    path = Path(tempfile.gettempdir()) / f"deltad-kernels-{os.getuid()}-{named}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder) / "kernels.so"
+            subprocess.run([*command, "-o", str(made)], check=True)
+            shutil.copy(made, path.with_suffix(f".{os.getpid()}"))
+        path.with_suffix(f".{os.getpid()}").replace(path)
+    return path
+
+
+class HostBuffer:
+    """Memory of its own allocation, so that a sanitizer knows its bounds."""
+
+    def __init__(self, size: int, fill: int) -> None:
+        self.size = size
+        libc = ctypes.CDLL(None)
+        held = ctypes.c_void_p()
+        assert libc.posix_memalign(ctypes.byref(held), ctypes.c_size_t(256), ctypes.c_size_t(max(1, size))) == 0
+        self.address: int = held.value or 0
+        ctypes.memset(self.address, fill, size)
+        weakref.finalize(self, libc.free, ctypes.c_void_p(self.address))
+
+
+class OnDevice(np.ndarray):
+    """An array that tests say lies on the device: the backend is not to copy it."""
+
+
+class HostDevice:
+    """Implements `deltad.delta.backend.cuda.device.Device`."""
+
+    name = "host C++"
+
+    def __init__(self, order: str = "forwards", *flags: str) -> None:
+        self._order = ORDERS.index(order)
+        self._kernels = ctypes.CDLL(str(built(*flags)))
+        self.uploaded = 0
+
+    def allocate(self, size: int) -> HostBuffer:
+        return HostBuffer(size, _RUBBISH)
+
+    def zeros(self, size: int) -> HostBuffer:
+        return HostBuffer(size, 0)
+
+    def adopt(self, array: object) -> int | None:
+        return array.__array_interface__["data"][0] if isinstance(array, OnDevice) else None
+
+    def upload(self, into: HostBuffer, offset: int, parts: Sequence[Bytes]) -> None:
+        for part in parts:
+            assert part.flags.c_contiguous
+            assert 0 <= offset <= offset + part.nbytes <= into.size
+            ctypes.memmove(into.address + offset, part.ctypes.data, part.nbytes)
+            offset += aligned(part.nbytes)
+            self.uploaded += part.nbytes
+
+    def download(self, source: HostBuffer, offset: int, out: Bytes) -> None:
+        assert 0 <= offset <= offset + out.nbytes <= source.size
+        ctypes.memmove(out.ctypes.data, source.address + offset, out.nbytes)
+
+    def launch(self, kernel: str, blocks: int, words: U64) -> None:
+        run = getattr(self._kernels, kernel)
+        run(*(ctypes.c_uint64(n) for n in (blocks,)), ctypes.c_void_p(words.ctypes.data),
+            ctypes.c_uint64(words.nbytes), ctypes.c_uint64(self._order))
+
+    def memory(self) -> tuple[int, int]:
+        return 1 << 30, 1 << 30

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from deltad.delta.backend.cuda.device import Bytes, aligned
-from deltad.delta.backend.cuda.source import FOLDER, MAIN
+from deltad.delta.backend.cuda.source import text
 from deltad.delta.digest import U64
 
 ORDERS = ("forwards", "backwards", "scattered")
@@ -37,14 +37,13 @@ def compiler() -> str | None:
 @cache
 def built(*flags: str) -> Path:
     """The kernels as a shared library, built once for each content of their source."""
-    command = [compiler() or "g++", *_FLAGS, *flags, "-DDELTAD_HOST", "-x", "c++", str(MAIN)]
-    sources = [path.read_bytes() for path in sorted(FOLDER.iterdir())]
-    named = hashlib.sha256(b"\0".join([*sources, " ".join(command).encode()])).hexdigest()[:24]
+    command = [compiler() or "g++", *_FLAGS, *flags, "-DDELTAD_HOST", "-x", "c++", "-"]
+    named = hashlib.sha256(f"{command} {text()}".encode()).hexdigest()[:24]
     path = Path(tempfile.gettempdir()) / f"deltad-kernels-{os.getuid()}-{named}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / "kernels.so"
-            subprocess.run([*command, "-o", str(made)], check=True)
+            subprocess.run([*command, "-o", str(made)], input=text().encode(), check=True)
             shutil.copy(made, path.with_suffix(f".{os.getpid()}"))
         path.with_suffix(f".{os.getpid()}").replace(path)
     return path
@@ -100,8 +99,12 @@ class HostDevice:
 
     def launch(self, kernel: str, blocks: int, words: U64) -> None:
         run = getattr(self._kernels, kernel)
-        run(*(ctypes.c_uint64(n) for n in (blocks,)), ctypes.c_void_p(words.ctypes.data),
-            ctypes.c_uint64(words.nbytes), ctypes.c_uint64(self._order))
+        run(
+            *(ctypes.c_uint64(n) for n in (blocks,)),
+            ctypes.c_void_p(words.ctypes.data),
+            ctypes.c_uint64(words.nbytes),
+            ctypes.c_uint64(self._order),
+        )
 
     def memory(self) -> tuple[int, int]:
         return 1 << 30, 1 << 30

@@ -15,13 +15,24 @@ import numpy.typing as npt
 from deltad.delta.backend import UNSIGNED, Changes, Lanes, Place, Segments, Stream
 from deltad.delta.backend.cuda.device import Buffer, aligned
 from deltad.delta.backend.cuda.encoding import GAP_BITS, GAP_SYMBOLS, PAIRS, VALUE_BITS, VALUE_SYMBOLS
-from deltad.delta.backend.cuda.work import PIECE, SPARSE_TILE, TILE, WORD, Classes, Side, Work, cut_lists, lay_out
-from deltad.delta.backend.cuda.work import tile_table
+from deltad.delta.backend.cuda.source import Words
+from deltad.delta.backend.cuda.work import (
+    PIECE,
+    SPARSE_TILE,
+    TILE,
+    WORD,
+    Classes,
+    Side,
+    Work,
+    cut_lists,
+    lay_out,
+    tile_table,
+)
 from deltad.delta.backend.numpy import check_sums
-from deltad.delta.coding import FRAME_LANES, STREAMS_PER_CLASS, Coder, Coding
+from deltad.delta.coding import STREAMS_PER_CLASS, Coder, Coding
 from deltad.delta.difference import from_codes
 from deltad.delta.digest import U64, multiplier_bases
-from deltad.delta.symbols import GAPS, PAIR_LIMIT, Scheme, value_scheme
+from deltad.delta.symbols import GAPS, Scheme, value_scheme
 from deltad.errors import FormatError
 
 Counts = npt.NDArray[np.int64]
@@ -139,7 +150,7 @@ def _locate(work: Work, coding: Coding, streams: Sequence[Stream], base: Side | 
     tiles, classes, count = work.give(table), Classes(work, coding), len(table)
     cells = coding.classes * count
     counts = work.device.allocate(cells * WORD)
-    fields = {
+    fields: dict[str, Words] = {
         "classes": classes.words,
         "tiles": tiles.address,
         "tile_count": count,
@@ -239,11 +250,11 @@ class _Streams:
         }
         work.launch("fill_measure", pieces.count, before=0, **fields)
         before = work.running_sums(exceptions, 1, pieces.count)
-        found = np.diff(work.take(before, np.uint64, pieces.count + 1)[pieces.firsts].astype(np.int64))
+        counted = np.diff(work.take(before, np.uint64, pieces.count + 1)[pieces.firsts].astype(np.int64))
         for index in np.flatnonzero(lists[:, 2]).tolist():
-            if found[index] != self.size(index, VALUE_SYMBOLS):
+            if counted[index] != self.size(index, VALUE_SYMBOLS):
                 expected = f"{self.size(index, VALUE_SYMBOLS)} exceptions"
-                raise FormatError("frame: pair codes", expected=expected, found=str(found[index]))
+                raise FormatError("frame: pair codes", expected=expected, found=str(counted[index]))
         work.wide("fill", pieces.count, before=before.address, **fields)
         self.check_trouble()
         return codes
@@ -339,7 +350,7 @@ class _Reading:
 class _Composed:
     """The changes beside the old lanes: new lanes, and what they add to the sums of the segments."""
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self, work: Work, coding: Coding, found: _Found, old: Side, places: Sequence[Place] | None, *, differences: bool
     ) -> None:
         self._work = work

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from deltad.delta.digest import U64
+from deltad.errors import DeviceError
 
 ALIGNMENT = 16
 """Parts of an upload begin at multiples of this, and so does every buffer."""
@@ -43,7 +44,10 @@ class Device(Protocol):
         """Memory of zeros."""
 
     def adopt(self, array: object) -> int | None:
-        """Where an array lies that is on this device already, or None for one of the host."""
+        """Where an array lies that is on this device already, or None for one of the host.
+
+        What wrote the array has to be done. Raises DeviceError for an array on another device.
+        """
 
     def upload(self, into: Buffer, offset: int, parts: Sequence[Bytes]) -> None:
         """Copy parts one behind the other, each to the next multiple of ALIGNMENT. They may change afterwards."""
@@ -61,3 +65,14 @@ class Device(Protocol):
 def aligned(size: int) -> int:
     """The next multiple of ALIGNMENT."""
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def check_free(name: str, free: int, total: int, needed: int) -> None:
+    """Raises DeviceError if a device has less memory free than is needed: another process fills it."""
+    if free < needed:
+        raise DeviceError(
+            name,
+            expected=f"{needed} bytes of memory free",
+            found=f"{free} of {total}",
+            hint="another process fills it; lower [backend] memory_limit, or choose another device",
+        )

@@ -14,7 +14,19 @@ import numpy.typing as npt
 
 from deltad.delta.backend import EncodedFrame, Mode, Place, Segments, Stream
 from deltad.delta.backend.cuda.device import Buffer, aligned
-from deltad.delta.backend.cuda.work import LANES, POSITION, TILE, WORD, Classes, Pieces, Work, batches, cut_lists, lay_out, tile_table
+from deltad.delta.backend.cuda.work import (
+    LANES,
+    POSITION,
+    TILE,
+    WORD,
+    Classes,
+    Pieces,
+    Work,
+    batches,
+    cut_lists,
+    lay_out,
+    tile_table,
+)
 from deltad.delta.classes import RUN_LANES, Histogram, plan, run_stride
 from deltad.delta.coding import STREAMS_PER_CLASS, Coder, Coding, exponents
 from deltad.delta.digest import U64
@@ -85,7 +97,7 @@ def _sampled(table: U64, width: int, period: int) -> U64:
 class _Collect:
     """The first half of encoding under one class table: all the memory of it, and its launches."""
 
-    def __init__(self, work: Work, coding: Coding, table: U64, tiles: Buffer, segments: int) -> None:  # noqa: PLR0917
+    def __init__(self, work: Work, coding: Coding, table: U64, tiles: Buffer, segments: int) -> None:
         self._work = work
         self._coding = coding
         self._tiles = tiles
@@ -161,7 +173,7 @@ class _Lengths:
 
     def paired(self, index: int) -> bool:
         """Whether a list of values goes by pair codes: at most a quarter of them are exceptions (FORMAT.md, 7.3)."""
-        return 0 < self.numbers[index] and 4 * self.exceptions[index] <= self.numbers[index]
+        return self.numbers[index] > 0 and 4 * self.exceptions[index] <= self.numbers[index]
 
 
 class _Spelling:

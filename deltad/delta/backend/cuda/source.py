@@ -18,11 +18,12 @@ from deltad.delta.digest import U64
 FOLDER = Path(__file__).parent / "kernels"
 MAIN = FOLDER / "deltad.cu"
 THREADS = 256
-OPTIONS = ("-std=c++17", f"-I{FOLDER}")
+OPTIONS = ("-std=c++17",)
 """What NVRTC is told beside the architecture."""
 
 Words = int | Sequence[int]
 
+_INCLUDE = re.compile(r'^#include "([\w.]+)"$', re.MULTILINE)
 _KERNEL = re.compile(r"^\s*KERNEL\((\w+?)(##width)?, \w+, (\w+),", re.MULTILINE)
 _STRUCT = re.compile(r"^struct (\w+) \{\n(.*?)^\};", re.MULTILINE | re.DOTALL)
 _FIELD = re.compile(r"^    (?:const )?(\w+)(\*?) (\w+(?:, \w+)*)(?:\[(\d+)\])?;", re.MULTILINE)
@@ -30,10 +31,28 @@ _WIDTHS = (1, 2, 4, 8)
 
 
 @cache
+def text() -> str:
+    """The whole source as one file, which is what every build compiles: a cache that goes by it sees every change."""
+    seen: set[str] = set()
+
+    def with_includes(name: str) -> str:
+        if name in seen:
+            return ""
+        seen.add(name)
+        body = (FOLDER / name).read_text(encoding="utf-8").replace("#pragma once\n", "\n")
+        lines = [f'#line 1 "{name}"']
+        for number, line in enumerate(body.splitlines(), 1):
+            included = _INCLUDE.match(line)
+            lines += [with_includes(included[1]), f'#line {number + 1} "{name}"'] if included else [line]
+        return "\n".join(lines)
+
+    return with_includes(MAIN.name) + "\n"
+
+
+@cache
 def kernels() -> Mapping[str, Mapping[str, int]]:
     """Every kernel by name, and its arguments: field and number of 8-byte words, in order."""
-    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.cu*")))
-    structs = {name: body for name, body in _STRUCT.findall(text)}
+    structs: dict[str, str] = dict(_STRUCT.findall(text()))
     found: dict[str, Mapping[str, int]] = {}
     for name, wide, arguments in _KERNEL.findall(MAIN.read_text(encoding="utf-8")):
         fields = _fields(structs, arguments)

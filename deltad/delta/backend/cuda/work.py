@@ -65,7 +65,7 @@ class Work:
         self.device.upload(buffer, 0, [np.ascontiguousarray(table)])
         return buffer
 
-    def take(self, source: Buffer, kind: type[np.generic], count: int, offset: int = 0) -> npt.NDArray[Any]:
+    def take(self, source: Buffer, kind: Any, count: int, offset: int = 0) -> npt.NDArray[Any]:
         """`count` values from `offset` bytes on, on the host."""
         out = np.empty(count, kind)
         if count:
@@ -175,9 +175,7 @@ def lay_out(work: Work, segments: Segments) -> Side:
     return Side(segments, addresses, buffer, offsets)
 
 
-def tile_table(  # noqa: PLR0917
-    work: Work, old: Side, new: Side | None, places: Sequence[Place] | None, most: int
-) -> U64:
+def tile_table(work: Work, old: Side, new: Side | None, places: Sequence[Place] | None, most: int) -> U64:
     """The tiles of a frame, in order: at most `most` lanes each. Shape [tiles, 8]."""
     sizes = np.array([segment.size for segment in old.segments], np.int64)
     counts = -(-sizes // most)

@@ -1,0 +1,184 @@
+"""A GPU through CuPy: `deltad.delta.backend.cuda.device.Device`.
+
+Work goes to one stream of the lowest priority, so that a trainer or an engine on the same GPU goes first. Uploads
+go through two pinned buffers, each with a stream of its own: while one travels the host fills the other, from a
+mapped file as well, and kernels that need neither run on. Memory comes from a pool of its own with a ceiling.
+Owns the invariant that CuPy's and CUDA's errors leave this module as DeviceError.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from deltad.delta.backend.cuda.device import Bytes, aligned, check_free
+from deltad.delta.backend.cuda.source import OPTIONS, THREADS, text
+from deltad.delta.digest import U64
+from deltad.errors import DeviceError
+
+STAGE_BYTES = 8 << 20
+_LOWEST_PRIORITY = 0  # larger numbers mean less, and CUDA has none above this
+_INSTALL = "pip install 'deltad[cupy]', and the driver of NVIDIA for CUDA 13"
+
+
+class CupyBuffer:
+    """Memory of the pool, and the moment from which on it is its holder's: others' launches used it before."""
+
+    def __init__(self, memory: Any, size: int, free: Any) -> None:
+        self._memory = memory
+        self.size = size
+        self.free = free
+
+    @property
+    def address(self) -> int:
+        return int(self._memory.ptr)
+
+
+class _Stage:
+    """A pinned buffer, the stream that carries it, and when it last arrived."""
+
+    def __init__(self, cuda: Any) -> None:
+        self.memory = cuda.alloc_pinned_memory(STAGE_BYTES)
+        self.bytes = np.frombuffer(self.memory, np.uint8, STAGE_BYTES)
+        self.stream = cuda.Stream(non_blocking=True, priority=_LOWEST_PRIORITY)
+        self.arrived = cuda.Event(disable_timing=True)
+
+
+class CupyDevice:
+    """GPU number `index`. Raises DeviceError if there is none, or less than `memory_limit` bytes of it are free."""
+
+    def __init__(self, index: int, memory_limit: int) -> None:
+        self.name = f"GPU {index}"
+        try:
+            cupy = importlib.import_module("cupy")
+        except Exception as error:  # a broken installation raises whatever its libraries do
+            raise DeviceError(self.name, found=f"CuPy cannot be imported ({error})", hint=_INSTALL) from error
+        self._cuda: Any = cupy.cuda
+        self._index = index
+        self._failures = (
+            self._cuda.runtime.CUDARuntimeError,
+            self._cuda.driver.CUDADriverError,
+            self._cuda.compiler.CompileException,
+            self._cuda.nvrtc.NVRTCError,
+        )
+        with self._reporting("opening"):
+            self._gpu = self._cuda.Device(index)
+            self._gpu.__enter__()
+            try:
+                self._open(cupy, memory_limit)
+            finally:
+                self._gpu.__exit__()
+
+    def _open(self, cupy: Any, memory_limit: int) -> None:
+        properties = self._cuda.runtime.getDeviceProperties(self._index)
+        self.name = f"{properties['name'].decode()} (GPU {self._index})"
+        free, total = self._cuda.runtime.memGetInfo()
+        check_free(self.name, free, total, memory_limit)
+        self._stream = self._cuda.Stream(non_blocking=True, priority=_LOWEST_PRIORITY)
+        self._stages = [_Stage(self._cuda), _Stage(self._cuda)]
+        self._back = self._cuda.alloc_pinned_memory(STAGE_BYTES)
+        self._limit = memory_limit
+        self._pool = self._cuda.MemoryPool()
+        self._pool.set_limit(size=memory_limit)
+        self._module = cupy.RawModule(code=text(), options=OPTIONS)
+        self._module.compile()
+        self._kernels: dict[str, Any] = {}
+
+    def allocate(self, size: int) -> CupyBuffer:
+        with self._at_work(f"allocating {size} bytes"):
+            memory = self._pool.malloc(max(1, size))
+            return CupyBuffer(memory, size, self._stream.record(self._cuda.Event(disable_timing=True)))
+
+    def zeros(self, size: int) -> CupyBuffer:
+        buffer = self.allocate(size)
+        with self._at_work("clearing memory"):
+            self._cuda.runtime.memsetAsync(buffer.address, 0, size, self._stream.ptr)
+            buffer.free = self._stream.record(buffer.free)
+        return buffer
+
+    def adopt(self, array: object) -> int | None:
+        interface = getattr(array, "__cuda_array_interface__", None)
+        if interface is None:
+            return None
+        address = int(interface["data"][0])
+        with self._at_work("looking at an array"):
+            owner = int(self._cuda.runtime.pointerGetAttributes(address).device)
+        if owner != self._index:
+            raise DeviceError("array", expected=f"one on {self.name}", found=f"one on GPU {owner}")
+        return address
+
+    def upload(self, into: CupyBuffer, offset: int, parts: Sequence[Bytes]) -> None:
+        with self._at_work("copying to it"):
+            filled = 0
+            for part in parts:
+                data = part.reshape(-1).view(np.uint8)
+                filled = aligned(filled)
+                while data.size:
+                    if filled == STAGE_BYTES:
+                        self._send(into, offset, filled)
+                        offset, filled = offset + filled, 0
+                    count = min(STAGE_BYTES - filled, data.size)
+                    if not filled:
+                        self._stages[0].arrived.synchronize()
+                    self._stages[0].bytes[filled : filled + count] = data[:count]
+                    data, filled = data[count:], filled + count
+            if filled:
+                self._send(into, offset, filled)
+
+    def _send(self, into: CupyBuffer, offset: int, size: int) -> None:
+        """Let the first stage travel, and make the other one the first."""
+        stage = self._stages[0]
+        runtime = self._cuda.runtime
+        stage.stream.wait_event(into.free)
+        address = into.address + offset
+        runtime.memcpyAsync(address, stage.memory.ptr, size, runtime.memcpyHostToDevice, stage.stream.ptr)
+        stage.arrived.record(stage.stream)
+        self._stream.wait_event(stage.arrived)
+        self._stages.reverse()
+
+    def download(self, source: CupyBuffer, offset: int, out: Bytes) -> None:
+        runtime = self._cuda.runtime
+        data = out.reshape(-1).view(np.uint8)
+        with self._at_work("copying from it"):
+            for first in range(0, data.size, STAGE_BYTES):
+                size = min(STAGE_BYTES, data.size - first)
+                address = source.address + offset + first
+                runtime.memcpyAsync(self._back.ptr, address, size, runtime.memcpyDeviceToHost, self._stream.ptr)
+                self._stream.synchronize()
+                data[first : first + size] = np.frombuffer(self._back, np.uint8, size)
+
+    def launch(self, kernel: str, blocks: int, words: U64) -> None:
+        with self._at_work(f"launching {kernel}"):
+            run = self._kernels.get(kernel)
+            if run is None:
+                run = self._kernels[kernel] = self._module.get_function(kernel)
+            # A NumPy array of one element is passed by value: the arguments as one struct.
+            run((blocks,), (THREADS,), (words.view(f"V{words.nbytes}"),))
+
+    def memory(self) -> tuple[int, int]:
+        with self._at_work("asking for its memory"):
+            free, total = self._cuda.runtime.memGetInfo()
+            return int(free), int(total)
+
+    @contextmanager
+    def _at_work(self, doing: str) -> Iterator[None]:
+        with self._reporting(doing), self._gpu, self._stream:
+            yield
+
+    @contextmanager
+    def _reporting(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except self._cuda.memory.OutOfMemoryError as error:
+            raise DeviceError(
+                self.name,
+                expected=f"room within {self._limit} bytes",
+                found=f"none while {doing} ({error})",
+                hint="raise [backend] memory_limit, or choose another device",
+            ) from error
+        except self._failures as error:
+            raise DeviceError(self.name, found=f"{type(error).__name__} while {doing}: {error}") from error

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deltad.delta.backend.cuda.device import Bytes, aligned
+from deltad.delta.backend.cuda.device import Buffer, Bytes, aligned
 from deltad.delta.backend.cuda.source import text
 from deltad.delta.digest import U64
 
@@ -49,17 +49,21 @@ def built(*flags: str) -> Path:
     return path
 
 
-class HostBuffer:
+class _Held:
     """Memory of its own allocation, so that a sanitizer knows its bounds."""
 
     def __init__(self, size: int, fill: int) -> None:
-        self.size = size
         libc = ctypes.CDLL(None)
         held = ctypes.c_void_p()
         assert libc.posix_memalign(ctypes.byref(held), ctypes.c_size_t(256), ctypes.c_size_t(max(1, size))) == 0
         self.address: int = held.value or 0
         ctypes.memset(self.address, fill, size)
         weakref.finalize(self, libc.free, ctypes.c_void_p(self.address))
+
+
+def _buffer(size: int, fill: int) -> Buffer:
+    held = _Held(size, fill)
+    return Buffer(held.address, size, held)
 
 
 class OnDevice(np.ndarray):
@@ -76,16 +80,16 @@ class HostDevice:
         self._kernels = ctypes.CDLL(str(built(*flags)))
         self.uploaded = 0
 
-    def allocate(self, size: int) -> HostBuffer:
-        return HostBuffer(size, _RUBBISH)
+    def allocate(self, size: int) -> Buffer:
+        return _buffer(size, _RUBBISH)
 
-    def zeros(self, size: int) -> HostBuffer:
-        return HostBuffer(size, 0)
+    def zeros(self, size: int) -> Buffer:
+        return _buffer(size, 0)
 
     def adopt(self, array: object) -> int | None:
         return array.__array_interface__["data"][0] if isinstance(array, OnDevice) else None
 
-    def upload(self, into: HostBuffer, offset: int, parts: Sequence[Bytes]) -> None:
+    def upload(self, into: Buffer, offset: int, parts: Sequence[Bytes]) -> None:
         for part in parts:
             assert part.flags.c_contiguous
             assert 0 <= offset <= offset + part.nbytes <= into.size
@@ -93,7 +97,7 @@ class HostDevice:
             offset += aligned(part.nbytes)
             self.uploaded += part.nbytes
 
-    def download(self, source: HostBuffer, offset: int, out: Bytes) -> None:
+    def download(self, source: Buffer, offset: int, out: Bytes) -> None:
         assert 0 <= offset <= offset + out.nbytes <= source.size
         ctypes.memmove(out.ctypes.data, source.address + offset, out.nbytes)
 

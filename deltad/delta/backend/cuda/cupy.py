@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from deltad.delta.backend.cuda.device import Bytes, aligned, check_free
+from deltad.delta.backend.cuda.device import Buffer, Bytes, aligned, check_free
 from deltad.delta.backend.cuda.source import OPTIONS, THREADS, text
 from deltad.delta.digest import U64
 from deltad.errors import DeviceError
@@ -23,19 +23,6 @@ from deltad.errors import DeviceError
 STAGE_BYTES = 8 << 20
 _LOWEST_PRIORITY = 0  # larger numbers mean less, and CUDA has none above this
 _INSTALL = "pip install 'deltad[cupy]', and the driver of NVIDIA for CUDA 13"
-
-
-class CupyBuffer:
-    """Memory of the pool, and the moment from which on it is its holder's: others' launches used it before."""
-
-    def __init__(self, memory: Any, size: int, free: Any) -> None:
-        self._memory = memory
-        self.size = size
-        self.free = free
-
-    @property
-    def address(self) -> int:
-        return int(self._memory.ptr)
 
 
 class _Stage:
@@ -65,40 +52,41 @@ class CupyDevice:
             self._cuda.compiler.CompileException,
             self._cuda.nvrtc.NVRTCError,
         )
-        with self._reporting("opening"):
+        self._limit = memory_limit
+        with self._reporting("opening it"):
             self._gpu = self._cuda.Device(index)
-            self._gpu.__enter__()
-            try:
-                self._open(cupy, memory_limit)
-            finally:
-                self._gpu.__exit__()
+            with self._gpu:
+                self._open(cupy)
 
-    def _open(self, cupy: Any, memory_limit: int) -> None:
+    def _open(self, cupy: Any) -> None:
         properties = self._cuda.runtime.getDeviceProperties(self._index)
         self.name = f"{properties['name'].decode()} (GPU {self._index})"
         free, total = self._cuda.runtime.memGetInfo()
-        check_free(self.name, free, total, memory_limit)
+        check_free(self.name, free, total, self._limit)
         self._stream = self._cuda.Stream(non_blocking=True, priority=_LOWEST_PRIORITY)
         self._stages = [_Stage(self._cuda), _Stage(self._cuda)]
         self._back = self._cuda.alloc_pinned_memory(STAGE_BYTES)
-        self._limit = memory_limit
         self._pool = self._cuda.MemoryPool()
-        self._pool.set_limit(size=memory_limit)
+        self._pool.set_limit(size=self._limit)
         self._module = cupy.RawModule(code=text(), options=OPTIONS)
         self._module.compile()
         self._kernels: dict[str, Any] = {}
 
-    def allocate(self, size: int) -> CupyBuffer:
+    def allocate(self, size: int) -> Buffer:
         with self._at_work(f"allocating {size} bytes"):
             memory = self._pool.malloc(max(1, size))
-            return CupyBuffer(memory, size, self._stream.record(self._cuda.Event(disable_timing=True)))
+            return self._buffer(memory, size)
 
-    def zeros(self, size: int) -> CupyBuffer:
-        buffer = self.allocate(size)
-        with self._at_work("clearing memory"):
-            self._cuda.runtime.memsetAsync(buffer.address, 0, size, self._stream.ptr)
-            buffer.free = self._stream.record(buffer.free)
-        return buffer
+    def zeros(self, size: int) -> Buffer:
+        with self._at_work(f"allocating {size} bytes"):
+            memory = self._pool.malloc(max(1, size))
+            self._cuda.runtime.memsetAsync(memory.ptr, 0, size, self._stream.ptr)
+            return self._buffer(memory, size)
+
+    def _buffer(self, memory: Any, size: int) -> Buffer:
+        """With the moment from which on the memory is its holder's: launches before may have used it for others."""
+        ours = self._stream.record(self._cuda.Event(disable_timing=True))
+        return Buffer(int(memory.ptr), size, (memory, ours))
 
     def adopt(self, array: object) -> int | None:
         interface = getattr(array, "__cuda_array_interface__", None)
@@ -111,7 +99,7 @@ class CupyDevice:
             raise DeviceError("array", expected=f"one on {self.name}", found=f"one on GPU {owner}")
         return address
 
-    def upload(self, into: CupyBuffer, offset: int, parts: Sequence[Bytes]) -> None:
+    def upload(self, into: Buffer, offset: int, parts: Sequence[Bytes]) -> None:
         with self._at_work("copying to it"):
             filled = 0
             for part in parts:
@@ -129,18 +117,19 @@ class CupyDevice:
             if filled:
                 self._send(into, offset, filled)
 
-    def _send(self, into: CupyBuffer, offset: int, size: int) -> None:
+    def _send(self, into: Buffer, offset: int, size: int) -> None:
         """Let the first stage travel, and make the other one the first."""
         stage = self._stages[0]
         runtime = self._cuda.runtime
-        stage.stream.wait_event(into.free)
+        _, ours = into.held
+        stage.stream.wait_event(ours)
         address = into.address + offset
         runtime.memcpyAsync(address, stage.memory.ptr, size, runtime.memcpyHostToDevice, stage.stream.ptr)
         stage.arrived.record(stage.stream)
         self._stream.wait_event(stage.arrived)
         self._stages.reverse()
 
-    def download(self, source: CupyBuffer, offset: int, out: Bytes) -> None:
+    def download(self, source: Buffer, offset: int, out: Bytes) -> None:
         runtime = self._cuda.runtime
         data = out.reshape(-1).view(np.uint8)
         with self._at_work("copying from it"):

@@ -22,11 +22,12 @@ from deltad.delta.backend.cuda.work import (
     TILE,
     WORD,
     Classes,
+    Counts,
     Side,
+    Tiling,
     Work,
     cut_lists,
     lay_out,
-    tile_table,
 )
 from deltad.delta.backend.numpy import check_sums
 from deltad.delta.coding import STREAMS_PER_CLASS, Coder, Coding
@@ -34,8 +35,6 @@ from deltad.delta.difference import from_codes
 from deltad.delta.digest import U64, multiplier_bases
 from deltad.delta.symbols import GAPS, Scheme, value_scheme
 from deltad.errors import FormatError
-
-Counts = npt.NDArray[np.int64]
 
 
 def decode(work: Work, coding: Coding, streams: Sequence[Stream], base: Segments | None) -> Changes:
@@ -111,9 +110,10 @@ def apply(work: Work, target: Lanes, changes: Changes, seed: int) -> tuple[Lanes
     )
     share = work.take(sums, np.uint64, 2)
     kind = UNSIGNED[work.width]
+    replaced = work.take(old, kind, positions.size)
     if address is None:
         target[positions] = work.take(compact, kind, positions.size)
-    return work.take(old, kind, positions.size), share
+    return replaced, share
 
 
 def _step(target: Lanes, width: int) -> int:
@@ -146,14 +146,12 @@ def _locate(work: Work, coding: Coding, streams: Sequence[Stream], base: Side | 
         _check_changed(coding, given.size(0, GAP_SYMBOLS))
         return _Found(marks, given.codes([coding.changed]))
     assert base is not None
-    table = tile_table(work, base, None, None, TILE)
-    tiles, classes, count = work.give(table), Classes(work, coding), len(table)
-    cells = coding.classes * count
+    tiling, classes = Tiling(work, base, None, None, TILE), Classes(work, coding)
+    cells = coding.classes * tiling.tiles
     counts = work.device.allocate(cells * WORD)
     fields: dict[str, Words] = {
         "classes": classes.words,
-        "tiles": tiles.address,
-        "tile_count": count,
+        "tiling": tiling.words,
         "counts": counts.address,
         "members_before": 0,
         "marks": 0,
@@ -163,9 +161,9 @@ def _locate(work: Work, coding: Coding, streams: Sequence[Stream], base: Side | 
         "positions": 0,
         "in_order": 0,
     }
-    work.wide("census", count, **fields)
+    work.wide("census", tiling.tiles, **fields)
     before = work.running_sums(counts, 1, cells)
-    members = np.diff(work.take(before, np.uint64, cells + 1)[[*range(0, cells, count), cells]].astype(np.int64))
+    members = np.diff(work.pick(before, np.arange(coding.classes + 1) * tiling.tiles))
     marks = given.ranks(members.tolist())
     marked = np.array([given.size(index, GAP_SYMBOLS) for index in range(coding.classes)])
     unchanged = np.array([coding.codes_unchanged(index) for index in range(coding.classes)])
@@ -183,7 +181,7 @@ def _locate(work: Work, coding: Coding, streams: Sequence[Stream], base: Side | 
         "positions": found.positions.address,
         "in_order": found.codes.address,
     }
-    work.wide("locate", count, **fields)
+    work.wide("locate", tiling.tiles, **fields)
     return found
 
 
@@ -250,7 +248,7 @@ class _Streams:
         }
         work.launch("fill_measure", pieces.count, before=0, **fields)
         before = work.running_sums(exceptions, 1, pieces.count)
-        counted = np.diff(work.take(before, np.uint64, pieces.count + 1)[pieces.firsts].astype(np.int64))
+        counted = np.diff(work.pick(before, pieces.firsts))
         for index in np.flatnonzero(lists[:, 2]).tolist():
             if counted[index] != self.size(index, VALUE_SYMBOLS):
                 expected = f"{self.size(index, VALUE_SYMBOLS)} exceptions"
@@ -326,9 +324,9 @@ class _Reading:
         }
         work.launch("read_measure", count, **self._fields)
         self._before = work.running_sums(lengths, 1, count)
-        totals = work.take(self._before, np.uint64, count + 1)[self.pieces.firsts].astype(np.int64)
+        totals = np.diff(work.pick(self._before, self.pieces.firsts))
         streams.check_trouble()
-        streams.check_bits(bits, np.diff(totals))
+        streams.check_bits(bits, totals)
 
     def numbers(self, kernel: str) -> Buffer:
         """All numbers, one list behind the other."""
@@ -357,11 +355,9 @@ class _Composed:
         self.lanes = work.device.allocate(coding.changed * work.width)
         self.differences = work.device.allocate(coding.changed * work.width if differences else 0)
         self.sums = work.device.zeros(2 * len(old.segments) * WORD)
-        table = tile_table(work, old, None, places, SPARSE_TILE)
-        self._tiles = work.give(table)
-        self._count = len(table)
-        self._fields = {
-            "tiles": self._tiles.address,
+        self._tiling = Tiling(work, old, None, places, SPARSE_TILE)
+        self._fields: dict[str, Words] = {
+            "tiling": self._tiling.words,
             "kind": work.kind(turns=coding.coder is Coder.CONTEXT),
             "keys": work.keys,
             "positions": found.positions.address,
@@ -371,8 +367,8 @@ class _Composed:
             "lanes": self.lanes.address,
             "sums": self.sums.address,
         }
-        work.wide("compose", self._count, **self._fields)
+        work.wide("compose", self._tiling.tiles, **self._fields)
 
     def scatter(self) -> None:
         """Write the new lanes to where the old ones lie on the device."""
-        self._work.wide("scatter", self._count, **self._fields)
+        self._work.wide("scatter", self._tiling.tiles, **self._fields)

@@ -8,6 +8,7 @@ holds is lost; nothing that was given to it by the host has been changed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -22,14 +23,13 @@ Bytes = npt.NDArray[Any]
 """A contiguous array of any type on the host."""
 
 
-class Buffer(Protocol):
-    """Memory of a device; it is given back when nobody holds this any more."""
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory of a device; it is given back when nobody holds this any more. `held` is the device's own affair."""
 
-    @property
-    def address(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
+    address: int
+    size: int
+    held: Any
 
 
 class Device(Protocol):

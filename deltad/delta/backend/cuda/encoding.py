@@ -14,22 +14,9 @@ import numpy.typing as npt
 
 from deltad.delta.backend import EncodedFrame, Mode, Place, Segments, Stream
 from deltad.delta.backend.cuda.device import Buffer, aligned
-from deltad.delta.backend.cuda.work import (
-    LANES,
-    POSITION,
-    TILE,
-    WORD,
-    Classes,
-    Pieces,
-    Work,
-    batches,
-    cut_lists,
-    lay_out,
-    tile_table,
-)
+from deltad.delta.backend.cuda.work import TILE, WORD, Classes, Counts, Tiling, Work, cut_lists, lay_out
 from deltad.delta.classes import RUN_LANES, Histogram, plan, run_stride
 from deltad.delta.coding import STREAMS_PER_CLASS, Coder, Coding, exponents
-from deltad.delta.digest import U64
 from deltad.delta.symbols import GAPS, Scheme, value_scheme
 
 GAP_SYMBOLS, GAP_BITS, PAIRS, VALUE_SYMBOLS, VALUE_BITS = range(STREAMS_PER_CLASS)
@@ -38,36 +25,36 @@ MEMBERS, MARKED, CHANGED = range(3)
 
 def encode(work: Work, old: Segments, new: Segments, places: Sequence[Place], mode: Mode) -> EncodedFrame | None:
     """`deltad.delta.backend.Backend.encode`."""
-    lanes = sum(int(segment.size) for segment in old)
     before, after = lay_out(work, old), lay_out(work, new)
-    table = tile_table(work, before, after, places, TILE)
-    tiles = work.give(table)
+    tiling = Tiling(work, before, after, places, TILE)
     by_context = mode != "blind" and exponents(work.dtype) > 0
-    coding = Coding(Coder.BLIND, lanes, 0)
-    collect = None if by_context else _Collect(work, coding, table, tiles, len(old))
-    for first, beyond, runs in batches(table, work.width):
+    coding = Coding(Coder.BLIND, tiling.lanes, 0)
+    collect = None if by_context else _Collect(work, coding, tiling)
+    for first, beyond, runs in tiling.batches(work.width):
         before.upload(work.device, runs)
         after.upload(work.device, runs)
         if collect is not None:
             collect.launch(first, beyond)
     if collect is None:
-        chosen = plan(_histogram(work, table, lanes), lanes, mode)
-        coding = Coding(Coder.CONTEXT, lanes, 0, chosen.small, chosen.starts, chosen.marked)
-        collect = _Collect(work, coding, table, tiles, len(old))
-        collect.launch(0, len(table))
-    return collect.frame()
+        chosen = plan(_histogram(work, tiling), tiling.lanes, mode)
+        coding = Coding(Coder.CONTEXT, tiling.lanes, 0, chosen.small, chosen.starts, chosen.marked)
+        collect = _Collect(work, coding, tiling)
+        collect.launch(0, tiling.tiles)
+    return collect.encoded(len(old))
 
 
-def _histogram(work: Work, table: U64, lanes: int) -> Histogram:
+def _histogram(work: Work, tiling: Tiling) -> Histogram:
     """Equal to `deltad.delta.classes.sample`."""
-    runs = _sampled(table, work.width, RUN_LANES * run_stride(lanes))
     size = exponents(work.dtype)
     counts = work.device.zeros(2 * size * WORD)
-    tiles = work.give(runs)
+    period = RUN_LANES * run_stride(tiling.lanes)
     work.wide(
         "histogram",
-        len(runs),
-        tiles=tiles.address,
+        -(-tiling.lanes // period),
+        tiling=tiling.words,
+        run=RUN_LANES,
+        period=period,
+        lanes_in_frame=tiling.lanes,
         kind=work.kind(turns=True),
         exponents=size,
         lanes=counts.address,
@@ -77,38 +64,20 @@ def _histogram(work: Work, table: U64, lanes: int) -> Histogram:
     return Histogram(found[:size], found[size:])
 
 
-def _sampled(table: U64, width: int, period: int) -> U64:
-    """Of the frame's tiles, the parts that lie in its sampled runs, one every `period` lanes. A table like theirs."""
-    # A tile has 2048 lanes and a run 1024, so a tile has parts of two runs at most when they are dense.
-    found = []
-    first, lanes = table[:, POSITION].astype(np.int64), table[:, LANES].astype(np.int64)
-    run = first // period * period
-    while (run < first + lanes).any():
-        begin, end = np.maximum(run, first), np.minimum(run + min(RUN_LANES, period), first + lanes)
-        at = np.flatnonzero(begin < end)
-        part = table[at].copy()
-        part[:, :2] += ((begin - first)[at] * width).astype(np.uint64)[:, None]
-        part[:, LANES] = (end - begin)[at]
-        found.append(part)
-        run = run + period
-    return np.concatenate(found) if found else table[:0]
-
-
 class _Collect:
     """The first half of encoding under one class table: all the memory of it, and its launches."""
 
-    def __init__(self, work: Work, coding: Coding, table: U64, tiles: Buffer, segments: int) -> None:
+    def __init__(self, work: Work, coding: Coding, tiling: Tiling) -> None:
         self._work = work
         self._coding = coding
-        self._tiles = tiles
-        self._count = len(table)
-        self._segments = segments
+        self._tiling = tiling
         self._classes = Classes(work, coding)
         device = work.device
-        self._counts = device.allocate(3 * coding.classes * self._count * WORD)
-        self._ranks = device.allocate(self._count * TILE * 2)
-        self._codes = device.allocate(self._count * TILE * work.width)
-        self._totals = device.zeros(3 * segments * WORD)  # sums of the segments, then what changed in each
+        self._counts = device.allocate(3 * coding.classes * tiling.tiles * WORD)
+        self._ranks = device.allocate(tiling.tiles * TILE * 2)
+        self._codes = device.allocate(tiling.tiles * TILE * work.width)
+        self._segments = tiling.words[1]
+        self._totals = device.zeros(3 * self._segments * WORD)  # sums of the segments, then what changed in each
 
     def launch(self, first: int, beyond: int) -> None:
         """Collect the tiles from `first` to before `beyond`."""
@@ -116,9 +85,8 @@ class _Collect:
             "collect",
             beyond - first,
             classes=self._classes.words,
-            tiles=self._tiles.address,
+            tiling=self._tiling.words,
             first_tile=first,
-            tile_count=self._count,
             keys=self._work.keys,
             counts=self._counts.address,
             ranks=self._ranks.address,
@@ -127,9 +95,9 @@ class _Collect:
             changed=self._totals.address + 2 * self._segments * WORD,
         )
 
-    def frame(self) -> EncodedFrame | None:
+    def encoded(self, segments: int) -> EncodedFrame | None:
         """The frame, once all tiles have been collected."""
-        work, segments = self._work, self._segments
+        work = self._work
         totals = work.take(self._totals, np.uint64, 3 * segments)
         counts = totals[2 * segments :].astype(np.int64)
         changed = int(counts.sum())
@@ -140,19 +108,20 @@ class _Collect:
         coding = replace(self._coding, changed=changed)
         return EncodedFrame(coding, counts, totals[: 2 * segments].reshape(segments, 2), streams)
 
-    def _gather(self) -> tuple[Buffer, Buffer, npt.NDArray[np.int64]]:
+    def _gather(self) -> tuple[Buffer, Buffer, Counts]:
         """Marked ranks and codes, class by class, and where the classes begin: shape [3, classes + 1]."""
-        work, cells = self._work, self._coding.classes * self._count
+        work, tiles = self._work, self._tiling.tiles
+        cells = self._coding.classes * tiles
         before = work.running_sums(self._counts, 3, cells)
-        table = work.take(before, np.uint64, 3 * (cells + 1)).reshape(3, -1).astype(np.int64)
-        begins = table[:, [*range(0, cells, self._count), cells]]
+        rows = np.arange(3)[:, None] * (cells + 1)
+        begins = work.pick(before, rows + np.arange(self._coding.classes + 1) * tiles)
         marks = work.device.allocate(int(begins[MARKED, -1]) * 4)
         codes = work.device.allocate(int(begins[CHANGED, -1]) * work.width)
         work.wide(
             "gather",
-            self._count,
+            tiles,
             classes=self._coding.classes,
-            tile_count=self._count,
+            tile_count=tiles,
             before=before.address,
             ranks=self._ranks.address,
             codes=self._codes.address,
@@ -181,7 +150,7 @@ class _Spelling:
 
     def __init__(self, work: Work, numbers: Buffer, sizes: list[int], scheme: Scheme, *, gaps: bool) -> None:
         self._work = work
-        self._pieces: Pieces = cut_lists(work, sizes)
+        self._pieces = cut_lists(work, sizes)
         self._kernels = "4" if gaps else str(work.width)
         count = self._pieces.count
         lengths = work.device.allocate(3 * count * WORD)
@@ -198,8 +167,8 @@ class _Spelling:
         lists = work.give(self._lists)
         work.launch(f"measure_{self._kernels}", count, lists=lists.address, before=0, **self._fields)
         self._before = work.running_sums(lengths, 3, count)
-        before = work.take(self._before, np.uint64, 3 * (count + 1)).reshape(3, -1).astype(np.int64)
-        self.lengths = _Lengths(sizes, *np.diff(before[:, self._pieces.firsts]).tolist())
+        rows = np.arange(3)[:, None] * (count + 1)
+        self.lengths = _Lengths(sizes, *np.diff(work.pick(self._before, rows + self._pieces.firsts)).tolist())
 
     def write(self, addresses: npt.NDArray[np.uint64]) -> None:
         """Write pairs, symbols and bits to addresses, shape [lists, 3]; no pairs where theirs is 0."""
@@ -234,6 +203,6 @@ def _streams(work: Work, marks: Buffer, codes: Buffer, marked: list[int], change
     return [data[begin : begin + size] for begin, size in cuts]
 
 
-def _words(bits: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _words(bits: Sequence[int] | Counts) -> Counts:
     """The bytes of bit streams."""
     return (np.asarray(bits, np.int64) + 31) // 32 * 4

@@ -1,6 +1,7 @@
 """One frame's work on a device: its tables, its memory, and the steps that encoding and decoding share.
 
-Owns the tile table: segments cut into runs that one block of a kernel works on, none across a border.
+Owns the rule that segments are cut into tiles, runs of lanes that one block of a kernel works on, none across a
+border.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from deltad.delta.coding import MANTISSA_BITS, Coder, Coding
 from deltad.delta.digest import BLOCK_CELLS, U64, cell_keys, multiplier_bases
 from deltad.types import Difference, DType
 
+Counts = npt.NDArray[np.int64]
+
 TILE = 8 * THREADS
 """Lanes of a tile where a kernel reads all of them."""
 SPARSE_TILE = 16_384
@@ -31,8 +34,8 @@ BATCH_BYTES = 8 << 20
 WORD = 8
 _SCAN_PIECE = 8 * THREADS
 
-# Columns of the tile table.
-OLD, NEW, LANES, POSITION, CANONICAL, SEGMENT, BASE_A, BASE_B = range(8)
+# Columns of the table of segments.
+OLD, NEW, LANES, POSITION, CANONICAL, BASE_A, BASE_B, FIRST_TILE = range(8)
 
 
 class Work:
@@ -72,6 +75,19 @@ class Work:
             self.device.download(source, offset, out)
         return out
 
+    def pick(self, numbers: Buffer, which: npt.NDArray[np.integer[Any]]) -> Counts:
+        """Some of many u64 on the device, on the host."""
+        wanted, out = self.give(which.astype(np.uint64)), self.device.allocate(which.size * WORD)
+        self.launch(
+            "pick_words",
+            -(-which.size // THREADS),
+            numbers=numbers.address,
+            which=wanted.address,
+            count=which.size,
+            out=out.address,
+        )
+        return self.take(out, np.uint64, which.size).astype(np.int64).reshape(which.shape)
+
     def running_sums(self, numbers: Buffer, rows: int, count: int) -> Buffer:
         """What comes before each number of its row, and the row's total behind: u64, shape [rows, count + 1]."""
         if not count:
@@ -109,9 +125,9 @@ class Pieces:
 
     buffer: Buffer
     count: int
-    begins: npt.NDArray[np.int64]
+    begins: Counts
     """Running sum of the lists' sizes, shape [lists + 1]."""
-    firsts: npt.NDArray[np.int64]
+    firsts: Counts
     """And of their numbers of pieces."""
 
 
@@ -136,7 +152,7 @@ class Side:
     addresses: npt.NDArray[np.uint64]
     buffer: Buffer
     """Holds the host's segments, each at a multiple of 16 bytes."""
-    offsets: npt.NDArray[np.int64]
+    offsets: Counts
     """Of those in the buffer; -1 for one that lies on the device already."""
 
     def upload(self, device: Device, runs: Sequence[tuple[int, int, int]]) -> None:
@@ -175,51 +191,41 @@ def lay_out(work: Work, segments: Segments) -> Side:
     return Side(segments, addresses, buffer, offsets)
 
 
-def tile_table(work: Work, old: Side, new: Side | None, places: Sequence[Place] | None, most: int) -> U64:
-    """The tiles of a frame, in order: at most `most` lanes each. Shape [tiles, 8]."""
-    sizes = np.array([segment.size for segment in old.segments], np.int64)
-    counts = -(-sizes // most)
-    of = np.repeat(np.arange(sizes.size), counts)
-    start = (np.arange(of.size) - np.repeat(np.cumsum(counts) - counts, counts)) * most
-    table = np.zeros((of.size, 8), np.uint64)
-    step = (start * work.width).astype(np.uint64)
-    table[:, OLD] = old.addresses[of] + step
-    if new is not None:
-        table[:, NEW] = new.addresses[of] + step
-    table[:, LANES] = np.minimum(most, sizes[of] - start)
-    table[:, POSITION] = (np.cumsum(sizes) - sizes)[of] + start
-    table[:, SEGMENT] = of
-    if places is not None:
-        table[:, CANONICAL] = np.array([place.start for place in places], np.int64)[of] + start
-        bases = np.array([multiplier_bases(place.seed) for place in places]).reshape(-1, 2)
-        table[:, BASE_A : BASE_B + 1] = bases[of]
-    return table
+class Tiling:
+    """The segments of a frame as kernels find their tiles in them, of at most `tile_lanes` lanes each."""
 
+    def __init__(
+        self, work: Work, old: Side, new: Side | None, places: Sequence[Place] | None, tile_lanes: int
+    ) -> None:
+        self.tile_lanes = tile_lanes
+        self._sizes = np.array([segment.size for segment in old.segments], np.int64)
+        counts = -(-self._sizes // tile_lanes)
+        self._first_tiles = np.cumsum(counts) - counts
+        self.tiles = int(counts.sum())
+        self.lanes = int(self._sizes.sum())
+        table = np.zeros((self._sizes.size, 8), np.uint64)
+        table[:, OLD], table[:, LANES], table[:, FIRST_TILE] = old.addresses, self._sizes, self._first_tiles
+        if new is not None:
+            table[:, NEW] = new.addresses
+        table[:, POSITION] = np.cumsum(self._sizes) - self._sizes
+        if places is not None:
+            table[:, CANONICAL] = [place.start for place in places]
+            table[:, BASE_A : BASE_B + 1] = [multiplier_bases(place.seed) for place in places]
+        self._table = work.give(table)
+        self.words = (self._table.address, self._sizes.size, tile_lanes, self.tiles)
 
-def batches(table: U64, width: int) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:
-    """Consecutive tiles of about BATCH_BYTES: (first, beyond, runs of lanes as (segment, from, to))."""
-    each = max(1, BATCH_BYTES // (TILE * width))
-    starts = _within(table)
-    for first in range(0, len(table), each):
-        beyond = min(first + each, len(table))
-        runs: list[tuple[int, int, int]] = []
-        segments = table[first:beyond, SEGMENT]
-        edges = np.flatnonzero(np.diff(segments, prepend=np.uint64(2**64 - 1)))
-        for begin, end in zip(edges, [*edges[1:], beyond - first], strict=True):
-            last = first + int(end) - 1
-            to = int(starts[last]) + int(table[last, LANES])
-            runs.append((int(segments[begin]), int(starts[first + int(begin)]), to))
-        yield first, beyond, runs
-
-
-def _within(table: U64) -> npt.NDArray[np.int64]:
-    """Where each tile starts in its segment."""
-    segments = table[:, SEGMENT]
-    edges = np.flatnonzero(np.diff(segments, prepend=np.uint64(2**64 - 1)))
-    of = np.repeat(np.arange(edges.size), np.diff([*edges, len(table)]))
-    positions = table[:, POSITION].astype(np.int64)
-    starts: npt.NDArray[np.int64] = positions - positions[edges][of]
-    return starts
+    def batches(self, width: int) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:
+        """Consecutive tiles of about BATCH_BYTES: (first, beyond, runs of lanes as (segment, from, to))."""
+        each = max(1, BATCH_BYTES // (self.tile_lanes * width))
+        for first in range(0, self.tiles, each):
+            beyond = min(first + each, self.tiles)
+            low = int(np.searchsorted(self._first_tiles, first, side="right")) - 1
+            high = int(np.searchsorted(self._first_tiles, beyond))
+            runs = []
+            for segment in range(low, high):
+                begin, end = ((tile - int(self._first_tiles[segment])) * self.tile_lanes for tile in (first, beyond))
+                runs.append((segment, max(0, begin), min(end, int(self._sizes[segment]))))
+            yield first, beyond, runs
 
 
 def packed_keys() -> U64:

@@ -9,7 +9,7 @@
 #include "spell.cuh"
 
 struct Compose {
-    const Tile* tiles;  // of any size: only changed lanes are read
+    Tiling tiling;  // in tiles of any size: only changed lanes are read
     u64 kind;
     const u64* keys;
     const u32* positions;  // ascending: in the frame
@@ -21,20 +21,26 @@ struct Compose {
 };
 
 struct ComposeShared {
+    Tile tile;
     u64 bounds[2];  // the tile's changes
     RunningSum<Sums> sums;
 };
 
+template <class Lane>
+DEVICE void compose_tile(Thread me, ComposeShared& shared, const Compose& arguments) {
+    find_tile<Lane>(me.index, shared.tile, arguments.tiling, me.block);
+}
+
 DEVICE void compose_find(Thread me, ComposeShared& shared, const Compose& arguments) {
     if (me.index >= 2) return;
-    const Tile& tile = arguments.tiles[me.block];
+    const Tile& tile = shared.tile;
     const u64 bound = tile.position + (me.index ? tile.lanes : 0);
     shared.bounds[me.index] = lower_bound(arguments.positions, 0, arguments.changed, bound);
 }
 
 template <class Lane>
 DEVICE void compose_lanes(Thread me, ComposeShared& shared, const Compose& arguments) {
-    const Tile& tile = arguments.tiles[me.block];
+    const Tile& tile = shared.tile;
     const Kind kind(arguments.kind);
     Sums sums{};
     for (u64 i = shared.bounds[0] + me.index; i < shared.bounds[1]; i += THREADS) {
@@ -52,12 +58,12 @@ DEVICE void compose_lanes(Thread me, ComposeShared& shared, const Compose& argum
 DEVICE void compose_give(Thread me, ComposeShared& shared, const Compose& arguments) {
     if (me.index != 0 || shared.bounds[0] == shared.bounds[1]) return;
     shared.sums.add_groups();
-    give(arguments.sums + 2 * arguments.tiles[me.block].segment, shared.sums.total());
+    give(arguments.sums + 2 * shared.tile.segment, shared.sums.total());
 }
 
 template <class Lane>
 DEVICE void scatter_lanes(Thread me, ComposeShared& shared, const Compose& arguments) {
-    const Tile& tile = arguments.tiles[me.block];
+    const Tile& tile = shared.tile;
     Lane* target = static_cast<Lane*>(const_cast<void*>(tile.old_lanes));
     for (u64 i = shared.bounds[0] + me.index; i < shared.bounds[1]; i += THREADS) {
         target[arguments.positions[i] - tile.position] = static_cast<const Lane*>(arguments.lanes)[i];

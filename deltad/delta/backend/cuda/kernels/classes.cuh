@@ -54,7 +54,10 @@ DEVICE void add_class_groups(u32 thread, Members& members, const Classes& classe
 constexpr u32 MOST_EXPONENTS = 2048;
 
 struct Histogram {
-    const Tile* tiles;  // of the sampled runs
+    Tiling tiling;
+    u64 run;     // lanes that are counted, from the first of the frame on,
+    u64 period;  // and again after so many
+    u64 lanes_in_frame;
     u64 kind;
     u64 exponents;
     u64* lanes;
@@ -72,13 +75,14 @@ DEVICE void histogram_clear(Thread me, HistogramShared& shared, const Histogram&
 
 template <class Lane>
 DEVICE void histogram_count(Thread me, HistogramShared& shared, const Histogram& arguments) {
-    const Tile& tile = arguments.tiles[me.block];
-    const Lane* old_lanes = static_cast<const Lane*>(tile.old_lanes);
-    const Lane* new_lanes = static_cast<const Lane*>(tile.new_lanes);
-    for (u64 i = me.index; i < tile.lanes; i += THREADS) {
-        const u32 found = exponent(old_lanes[i], Kind(arguments.kind));
+    const u64 first = me.block * arguments.period;
+    for (u64 at = first + me.index; at < least(first + arguments.run, arguments.lanes_in_frame); at += THREADS) {
+        const Segment& segment = arguments.tiling.segments[segment_of<&Segment::position>(arguments.tiling, at)];
+        const Lane old = static_cast<const Lane*>(segment.old_lanes)[at - segment.position];
+        const Lane now = static_cast<const Lane*>(segment.new_lanes)[at - segment.position];
+        const u32 found = exponent(old, Kind(arguments.kind));
         add_to(&shared.lanes[found], 1u);
-        if (old_lanes[i] != new_lanes[i]) add_to(&shared.changed[found], 1u);
+        if (old != now) add_to(&shared.changed[found], 1u);
     }
 }
 

@@ -9,18 +9,18 @@
 
 struct Collect {
     Classes classes;
-    const Tile* tiles;
-    u64 first_tile;   // of this launch
-    u64 tile_count;   // of the frame
+    Tiling tiling;
+    u64 first_tile;  // of this launch
     const u64* keys;
-    u64* counts;       // [members, marked, changed][class][tile]
-    u16* ranks;        // [tile][TILE]: of marked lanes, in their class and tile; class by class
-    void* codes;       // [tile][TILE]: of changed lanes, likewise
-    u64* sums;         // [segment][2]
-    u64* changed;      // [segment]
+    u64* counts;   // [members, marked, changed][class][tile]
+    u16* ranks;    // [tile][TILE]: of marked lanes, in their class and tile; class by class
+    void* codes;   // [tile][TILE]: of changed lanes, likewise
+    u64* sums;     // [segment][2]
+    u64* changed;  // [segment]
 };
 
 struct CollectShared {
+    Tile tile;
     Members members;
     u32 first_mark[MOST_CLASSES];
     u32 first_code[MOST_CLASSES];
@@ -28,8 +28,13 @@ struct CollectShared {
 };
 
 template <class Lane>
+DEVICE void collect_find(Thread me, CollectShared& shared, const Collect& arguments) {
+    find_tile<Lane>(me.index, shared.tile, arguments.tiling, arguments.first_tile + me.block);
+}
+
+template <class Lane>
 DEVICE void collect_compare(Thread me, CollectShared& shared, const Collect& arguments) {
-    const Tile& tile = arguments.tiles[arguments.first_tile + me.block];
+    const Tile& tile = shared.tile;
     const u32 thread = me.index;
     const Eight<Lane> before = load_eight<Lane>(tile.old_lanes, thread * EIGHT, tile.lanes);
     const Eight<Lane> after = load_eight<Lane>(tile.new_lanes, thread * EIGHT, tile.lanes);
@@ -70,21 +75,18 @@ DEVICE void collect_count(Thread me, CollectShared& shared, const Collect& argum
     shared.first_mark[mine] = marks;
     shared.first_code[mine] = codes;
     const u32 counts = shared.members.counts[mine].total();
-    const u64 row = arguments.classes.count * arguments.tile_count;
-    u64* out = arguments.counts + mine * arguments.tile_count + arguments.first_tile + me.block;
+    const u64 row = arguments.classes.count * arguments.tiling.tiles;
+    u64* out = arguments.counts + mine * arguments.tiling.tiles + arguments.first_tile + me.block;
     out[0] = counts & ((1u << MARKED) - 1);
     out[row] = counts >> MARKED;
     out[2 * row] = changed_of(counts, mine, arguments.classes);
-    if (out[2 * row]) {
-        const Tile& tile = arguments.tiles[arguments.first_tile + me.block];
-        add_to(&arguments.changed[tile.segment], out[2 * row]);
-    }
+    if (out[2 * row]) add_to(&arguments.changed[shared.tile.segment], out[2 * row]);
 }
 
 template <class Lane>
 DEVICE void collect_keep(Thread me, CollectShared& shared, const Collect& arguments) {
     const u64 index = arguments.first_tile + me.block;
-    const Tile& tile = arguments.tiles[index];
+    const Tile& tile = shared.tile;
     const Members& members = shared.members;
     const u32 thread = me.index;
     Sums sums{};
@@ -115,7 +117,7 @@ DEVICE void collect_give(Thread me, CollectShared& shared, const Collect& argume
     if (me.index != 0) return;
     shared.sums.add_groups();
     const Sums sums = shared.sums.total();
-    if (sums.a | sums.b) give(arguments.sums + 2 * arguments.tiles[arguments.first_tile + me.block].segment, sums);
+    if (sums.a | sums.b) give(arguments.sums + 2 * shared.tile.segment, sums);
 }
 
 // --- From the tiles' rooms to the lists of the classes, which lie one behind the other.

@@ -4,17 +4,67 @@
 
 #include "phases.cuh"
 
-// A run of lanes of one segment: what one block works on. The host cuts segments into tiles, none across a border, so
-// that a block has one tensor, and one address to add to.
-struct Tile {
+// The lanes of a frame lie in segments, one array each.
+struct Segment {
     const void* old_lanes;
     const void* new_lanes;  // encoding only
     u64 lanes;
-    u64 position;   // of its first lane in the frame
-    u64 canonical;  // and in its tensor
-    u64 segment;
-    u64 base[2];  // of the tensor's block multipliers, one for each sum
+    u64 position;    // of its first lane in the frame
+    u64 canonical;   // and in its tensor
+    u64 base[2];     // of the tensor's block multipliers, one for each sum
+    u64 first_tile;  // of those that it is cut into
 };
+
+struct Tiling {
+    const Segment* segments;
+    u64 count;
+    u64 tile_lanes;  // that a tile has at most
+    u64 tiles;
+};
+
+// What one block works on: a run of lanes within a segment, so that it has one tensor, and one address to add to.
+struct Tile {
+    u64 segment;
+    const void* old_lanes;
+    const void* new_lanes;
+    u64 lanes;
+    u64 position;
+    u64 canonical;
+    u64 base[2];
+};
+
+// The last of the segments whose `key` is not above a bound; that of the first one is 0. It is never an empty one:
+// the next has the same key.
+template <u64 Segment::*key>
+DEVICE u64 segment_of(const Tiling& tiling, u64 bound) {
+    u64 low = 0, high = tiling.count;
+    while (high - low > 1) {
+        const u64 middle = low + (high - low) / 2;
+        if (tiling.segments[middle].*key <= bound) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+// The first phase of a kernel that works by tiles: one thread looks its block's up.
+template <class Lane>
+DEVICE void find_tile(u32 thread, Tile& tile, const Tiling& tiling, u64 index) {
+    if (thread != 0) return;
+    const u64 found = segment_of<&Segment::first_tile>(tiling, index);
+    const Segment& segment = tiling.segments[found];
+    const u64 first = (index - segment.first_tile) * tiling.tile_lanes;
+    tile.segment = found;
+    tile.old_lanes = static_cast<const Lane*>(segment.old_lanes) + first;
+    tile.new_lanes = static_cast<const Lane*>(segment.new_lanes) + first;
+    tile.lanes = least(tiling.tile_lanes, segment.lanes - first);
+    tile.position = segment.position + first;
+    tile.canonical = segment.canonical + first;
+    tile.base[0] = segment.base[0];
+    tile.base[1] = segment.base[1];
+}
 
 constexpr u32 EIGHT = 8;                   // lanes of a thread: their masks are bytes
 constexpr u32 TILE = THREADS * EIGHT;      // lanes that a tile has at most, where all of them are read

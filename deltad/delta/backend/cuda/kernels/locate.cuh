@@ -9,8 +9,7 @@
 
 struct Locate {
     Classes classes;
-    const Tile* tiles;
-    u64 tile_count;
+    Tiling tiling;
     u64* counts;                // census: members, [class][tile]
     const u64* members_before;  // their running sum, [class and tile, and the total]
     const u32* marks;           // ranks, class by class
@@ -22,6 +21,7 @@ struct Locate {
 };
 
 struct LocateShared {
+    Tile tile;
     Members members;
     u32 first_member[MOST_CLASSES];  // of a class, if the tile's lanes are laid out class by class
     u64 rank[MOST_CLASSES];          // of a class's first lane of the tile
@@ -44,8 +44,13 @@ DEVICE u64 lower_bound(const u32* numbers, u64 low, u64 high, u64 bound) {
 }
 
 template <class Lane>
+DEVICE void locate_tile(Thread me, LocateShared& shared, const Locate& arguments) {
+    find_tile<Lane>(me.index, shared.tile, arguments.tiling, me.block);
+}
+
+template <class Lane>
 DEVICE void locate_sort(Thread me, LocateShared& shared, const Locate& arguments) {
-    const Tile& tile = arguments.tiles[me.block];
+    const Tile& tile = shared.tile;
     const Eight<Lane> lanes = load_eight<Lane>(tile.old_lanes, me.index * EIGHT, tile.lanes);
     sort_eight(me.index, shared.members, lanes, tile.lanes, arguments.classes);
     for (u32 c = 0; c < arguments.classes.count; c++) {
@@ -63,7 +68,7 @@ DEVICE void locate_classes(Thread me, LocateShared& shared, const Locate& argume
 
 DEVICE void census_keep(Thread me, LocateShared& shared, const Locate& arguments) {
     if (me.index >= arguments.classes.count) return;
-    arguments.counts[me.index * arguments.tile_count + me.block] = shared.members.counts[me.index].total();
+    arguments.counts[me.index * arguments.tiling.tiles + me.block] = shared.members.counts[me.index].total();
 }
 
 DEVICE void locate_find(Thread me, LocateShared& shared, const Locate& arguments) {
@@ -73,7 +78,7 @@ DEVICE void locate_find(Thread me, LocateShared& shared, const Locate& arguments
     u32 earlier = 0;
     for (u32 other = 0; other < c; other++) earlier += shared.members.counts[other].total();
     shared.first_member[c] = earlier;
-    const u64* before = arguments.members_before + c * arguments.tile_count;
+    const u64* before = arguments.members_before + c * arguments.tiling.tiles;
     const u64 rank = before[me.block] - before[0];
     const u64 end = arguments.first_mark[c + 1];
     shared.rank[c] = rank;
@@ -117,7 +122,7 @@ DEVICE void locate_count(Thread me, LocateShared& shared, const Locate& argument
 
 template <class Lane>
 DEVICE void locate_keep(Thread me, LocateShared& shared, const Locate& arguments) {
-    const Tile& tile = arguments.tiles[me.block];
+    const Tile& tile = shared.tile;
     const Members& members = shared.members;
     const u32 thread = me.index;
     const u32 all = members.changed[thread];

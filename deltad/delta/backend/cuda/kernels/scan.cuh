@@ -21,6 +21,24 @@ struct ScanShared {
     RunningSum<u64> sums;
 };
 
+// --- Some of many numbers, so that the host need not fetch all of them.
+
+struct Pick {
+    const u64* numbers;
+    const u64* which;
+    u64 count;
+    u64* out;
+};
+
+struct PickShared {};
+
+DEVICE void pick(Thread me, PickShared&, const Pick& arguments) {
+    const u64 i = u64(me.block) * THREADS + me.index;
+    if (i < arguments.count) arguments.out[i] = arguments.numbers[arguments.which[i]];
+}
+
+// --- The scan.
+
 DEVICE void scan_load(Thread me, ScanShared& shared, const Scan& arguments) {
     const u64 row = me.block / arguments.pieces, piece = me.block % arguments.pieces;
     const u64* numbers = arguments.numbers + row * arguments.count;

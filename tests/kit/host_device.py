@@ -35,6 +35,16 @@ def compiler() -> str | None:
 
 
 @cache
+def sanitizer() -> Path | None:
+    """The library that a process has to load first to run what was built with `SANITIZED`."""
+    if compiler() is None:
+        return None
+    done = subprocess.run([str(compiler()), "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
+    found = Path(done.stdout.strip())
+    return found.resolve() if found.is_absolute() else None
+
+
+@cache
 def built(*flags: str) -> Path:
     """The kernels as a shared library, built once for each content of their source."""
     command = [compiler() or "g++", *_FLAGS, *flags, "-DDELTAD_HOST", "-x", "c++", "-"]
@@ -78,7 +88,12 @@ class HostDevice:
     def __init__(self, order: str = "forwards", *flags: str) -> None:
         self._order = ORDERS.index(order)
         self._kernels = ctypes.CDLL(str(built(*flags)))
-        self.uploaded = 0
+        self.steps: list[str] = []
+        self.uploaded: list[int] = []
+
+    @property
+    def uploaded_bytes(self) -> int:
+        return sum(self.uploaded)
 
     def allocate(self, size: int) -> Buffer:
         return _buffer(size, _RUBBISH)
@@ -90,18 +105,20 @@ class HostDevice:
         return array.__array_interface__["data"][0] if isinstance(array, OnDevice) else None
 
     def upload(self, into: Buffer, offset: int, parts: Sequence[Bytes]) -> None:
+        self.steps.append("lanes" if parts and parts[0].dtype.kind == "u" and parts[0].itemsize == 2 else "table")
         for part in parts:
             assert part.flags.c_contiguous
             assert 0 <= offset <= offset + part.nbytes <= into.size
             ctypes.memmove(into.address + offset, part.ctypes.data, part.nbytes)
             offset += aligned(part.nbytes)
-            self.uploaded += part.nbytes
+            self.uploaded.append(part.nbytes)
 
     def download(self, source: Buffer, offset: int, out: Bytes) -> None:
         assert 0 <= offset <= offset + out.nbytes <= source.size
         ctypes.memmove(out.ctypes.data, source.address + offset, out.nbytes)
 
     def launch(self, kernel: str, blocks: int, words: U64) -> None:
+        self.steps.append(kernel)
         run = getattr(self._kernels, kernel)
         run(
             *(ctypes.c_uint64(n) for n in (blocks,)),

@@ -25,11 +25,8 @@ DEVICE u64 mix(u64 x) {
 
 DEVICE u64 multiplier(u64 base, u64 block) { return mix(base + block) | 1; }
 
-// `keys` holds the keys of both sums in one word a cell, the first sum's in the low half.
-DEVICE Sums times_keys(const u64* keys, u64 cell, u64 value) {
-    const u64 both = keys[cell % BLOCK_CELLS];
-    return Sums{(both & 0xFFFFFFFFu) * value, (both >> 32) * value};
-}
+// The keys of both sums are one word a cell, the first sum's in the low half.
+DEVICE Sums times_keys(u64 keys, u64 value) { return Sums{(keys & 0xFFFFFFFFu) * value, (keys >> 32) * value}; }
 
 // What changing the lane at canonical position `at` adds.
 template <class Lane>
@@ -38,10 +35,10 @@ DEVICE Sums share_of_change(const u64* keys, const u64 (&base)[2], u64 at, Lane 
     const u64 cell = byte / 4;
     Sums share;
     if constexpr (sizeof(Lane) == 8) {  // two cells, of one block
-        share = times_keys(keys, cell, u64(u32(now)) - u64(u32(old)));
-        share += times_keys(keys, cell + 1, (now >> 32) - (old >> 32));
+        share = times_keys(keys[cell % BLOCK_CELLS], u64(u32(now)) - u64(u32(old)));
+        share += times_keys(keys[(cell + 1) % BLOCK_CELLS], (now >> 32) - (old >> 32));
     } else {
-        share = times_keys(keys, cell, (u64(now) - u64(old)) << byte % 4 * 8);
+        share = times_keys(keys[cell % BLOCK_CELLS], (u64(now) - u64(old)) << byte % 4 * 8);
     }
     const u64 block = cell / BLOCK_CELLS;
     return Sums{share.a * multiplier(base[0], block), share.b * multiplier(base[1], block)};
@@ -83,9 +80,10 @@ DEVICE Vector load_cells(const SumBytes& arguments, u64 at) {
         const u8* from = arguments.data + (at - arguments.offset);
         if (u64(from) % sizeof(Vector) == 0) return *reinterpret_cast<const Vector*>(from);
     }
-    for (u32 i = 0; i < sizeof(Vector); i++) {
-        if (at + i < arguments.offset || at + i >= end) continue;
-        cells.word[i / 4] |= u32(arguments.data[at + i - arguments.offset]) << i % 4 * 8;
+    for (u32& cell : cells.word) {
+        for (u32 byte = 0; byte < 4; byte++, at++) {
+            if (at >= arguments.offset && at < end) cell |= u32(arguments.data[at - arguments.offset]) << byte * 8;
+        }
     }
     return cells;
 }
@@ -97,7 +95,8 @@ DEVICE u64 first_block(Thread me, const SumBytes& arguments) {
 DEVICE void sum_bytes_multipliers(Thread me, SumBytesShared& shared, const SumBytes& arguments) {
     if (me.index >= 2 * STEPS) return;
     const u32 which = me.index / STEPS, step = me.index % STEPS;
-    shared.multipliers[which][step] = multiplier(arguments.base[which], first_block(me, arguments) + step);
+    const u64 base = which ? arguments.base[1] : arguments.base[0];  // no index: arguments stay in their registers
+    shared.multipliers[which][step] = multiplier(base, first_block(me, arguments) + step);
 }
 
 DEVICE void sum_bytes_add(Thread me, SumBytesShared& shared, const SumBytes& arguments) {
@@ -108,7 +107,7 @@ DEVICE void sum_bytes_add(Thread me, SumBytesShared& shared, const SumBytes& arg
     for (u32 step = 0; step < STEPS; step++) {
         const Vector cells = load_cells(arguments, (first_block(me, arguments) + step) * BLOCK_BYTES + within);
         Sums inner{};
-        for (u32 i = 0; i < 4; i++) inner += times_keys(mine, i, cells.word[i]);
+        for (u32 i = 0; i < 4; i++) inner += times_keys(mine[i], cells.word[i]);
         total += Sums{inner.a * shared.multipliers[0][step], inner.b * shared.multipliers[1][step]};
     }
     shared.sums.put(me.index, total);

@@ -63,7 +63,7 @@ class CupyDevice:
         self.name = f"{properties['name'].decode()} (GPU {self._index})"
         free, total = self._cuda.runtime.memGetInfo()
         check_free(self.name, free, total, self._limit)
-        self._stream = self._cuda.Stream(non_blocking=True, priority=_LOWEST_PRIORITY)
+        self.stream = self._cuda.Stream(non_blocking=True, priority=_LOWEST_PRIORITY)
         self._stages = [_Stage(self._cuda), _Stage(self._cuda)]
         self._back = self._cuda.alloc_pinned_memory(STAGE_BYTES)
         self._pool = self._cuda.MemoryPool()
@@ -80,12 +80,12 @@ class CupyDevice:
     def zeros(self, size: int) -> Buffer:
         with self._at_work(f"allocating {size} bytes"):
             memory = self._pool.malloc(max(1, size))
-            self._cuda.runtime.memsetAsync(memory.ptr, 0, size, self._stream.ptr)
+            self._cuda.runtime.memsetAsync(memory.ptr, 0, size, self.stream.ptr)
             return self._buffer(memory, size)
 
     def _buffer(self, memory: Any, size: int) -> Buffer:
         """With the moment from which on the memory is its holder's: launches before may have used it for others."""
-        ours = self._stream.record(self._cuda.Event(disable_timing=True))
+        ours = self.stream.record(self._cuda.Event(disable_timing=True))
         return Buffer(int(memory.ptr), size, (memory, ours))
 
     def adopt(self, array: object) -> int | None:
@@ -126,7 +126,7 @@ class CupyDevice:
         address = into.address + offset
         runtime.memcpyAsync(address, stage.memory.ptr, size, runtime.memcpyHostToDevice, stage.stream.ptr)
         stage.arrived.record(stage.stream)
-        self._stream.wait_event(stage.arrived)
+        self.stream.wait_event(stage.arrived)
         self._stages.reverse()
 
     def download(self, source: Buffer, offset: int, out: Bytes) -> None:
@@ -136,8 +136,8 @@ class CupyDevice:
             for first in range(0, data.size, STAGE_BYTES):
                 size = min(STAGE_BYTES, data.size - first)
                 address = source.address + offset + first
-                runtime.memcpyAsync(self._back.ptr, address, size, runtime.memcpyDeviceToHost, self._stream.ptr)
-                self._stream.synchronize()
+                runtime.memcpyAsync(self._back.ptr, address, size, runtime.memcpyDeviceToHost, self.stream.ptr)
+                self.stream.synchronize()
                 data[first : first + size] = np.frombuffer(self._back, np.uint8, size)
 
     def launch(self, kernel: str, blocks: int, words: U64) -> None:
@@ -155,7 +155,7 @@ class CupyDevice:
 
     @contextmanager
     def _at_work(self, doing: str) -> Iterator[None]:
-        with self._reporting(doing), self._gpu, self._stream:
+        with self._reporting(doing), self._gpu, self.stream:
             yield
 
     @contextmanager

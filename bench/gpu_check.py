@@ -297,7 +297,7 @@ def by_kernel(backend: Any, cupy: Any, rows: Rows, run: Callable[[], object]) ->
         pass  # what is applied twice does not fit, and was not written; its kernels ran
     finally:
         del device.launch
-    device.stream.synchronize()
+    cupy.cuda.Device().synchronize()
     took: dict[str, float] = {}
     for kernel, (begun, ended) in spans:
         took[kernel] = took.get(kernel, 0.0) + cupy.cuda.get_elapsed_time(begun, ended)

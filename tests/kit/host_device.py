@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -94,6 +95,9 @@ class HostDevice:
     @property
     def uploaded_bytes(self) -> int:
         return sum(self.uploaded)
+
+    def session(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def allocate(self, size: int) -> Buffer:
         return _buffer(size, _RUBBISH)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from deltad.delta.backend import Backend
 
-NEEDED_BYTES = 1 << 30
-"""What the largest frame of a delta takes at worst: both states, room for what every lane may turn into, streams."""
+NEEDED_BYTES = 3 << 29
+"""What two of the largest frames take at worst: both states, room for what each lane may turn into, streams."""
 
 
 def open_backend(device: int = 0, memory_limit: int | None = None) -> Backend:
-    """The backend on GPU number `device`, which takes at most `memory_limit` bytes of its memory (1 GiB if None).
+    """The backend on GPU number `device`, which takes at most `memory_limit` bytes of its memory (1.5 GiB if None).
 
     Raises DeviceError, here where there is no usable GPU or less than the limit is free, and from any operation
     where the GPU fails in the midst of work. Then the operation has written nothing to the host's lanes, and

@@ -1,6 +1,6 @@
 """A device as the CUDA backend sees it: memory, copies and launches. All that the backend does goes through here.
 
-Launches and copies of one device take effect in the order in which they are asked for, as far as anybody can tell:
+Launches and copies of one session take effect in the order in which they are asked for, as far as anybody can tell:
 an implementation may overlap what does not meet. Each raises DeviceError when the device fails, after which what it
 holds is lost; nothing that was given to it by the host has been changed.
 """
@@ -8,6 +8,7 @@ holds is lost; nothing that was given to it by the host has been changed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,6 +37,9 @@ class Device(Protocol):
     """Runs the kernels of `deltad.delta.backend.cuda.source`."""
 
     name: str
+
+    def session(self) -> AbstractContextManager[None]:
+        """What everything below is done in: one frame's work, by one thread. Waits for its turn."""
 
     def allocate(self, size: int) -> Buffer:
         """Memory of any content."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from deltad.delta.backend import EncodedFrame, Mode, Place, Segments, Stream
 from deltad.delta.backend.cuda.device import Buffer, aligned
-from deltad.delta.backend.cuda.work import TILE, WORD, Classes, Counts, Tiling, Work, cut_lists, lay_out
+from deltad.delta.backend.cuda.work import GATHER_TILES, TILE, WORD, Classes, Counts, Tiling, Work, cut_lists, lay_out
 from deltad.delta.classes import RUN_LANES, Histogram, plan, run_stride
 from deltad.delta.coding import STREAMS_PER_CLASS, Coder, Coding, exponents
 from deltad.delta.symbols import GAPS, Scheme, value_scheme
@@ -119,7 +119,7 @@ class _Collect:
         codes = work.device.allocate(int(begins[CHANGED, -1]) * work.width)
         work.wide(
             "gather",
-            tiles,
+            -(-tiles // GATHER_TILES),
             classes=self._coding.classes,
             tile_count=tiles,
             before=before.address,

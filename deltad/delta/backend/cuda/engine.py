@@ -1,12 +1,11 @@
 """The CUDA backend: `deltad.delta.backend.Backend` by the kernels of `kernels/`, on one device.
 
 Equal to the numpy reference in every byte and every refusal. Lanes may be the host's or lie on the device; what is
-given back is the host's. One frame is worked on at a time: a device's copies and kernels overlap within it.
+given back is the host's. Threads may work on frames side by side, as many as the device has sessions for.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy.typing as npt
 
 from deltad.delta.backend import Changes, EncodedFrame, Lanes, Mode, Place, Segments, Stream
 from deltad.delta.backend.cuda import decoding, encoding
-from deltad.delta.backend.cuda.device import Buffer, Device
+from deltad.delta.backend.cuda.device import Device
 from deltad.delta.backend.cuda.work import BATCH_BYTES, WORD, Work, packed_keys
 from deltad.delta.coding import Coding
 from deltad.delta.digest import BLOCK_BYTES, U64, multiplier_bases
@@ -32,21 +31,24 @@ class CudaBackend:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._keys: Buffer | None = None
-        self._lock = threading.RLock()
+        keys = packed_keys()
+        with device.session():
+            self._keys = device.allocate(keys.nbytes)
+            device.upload(self._keys, 0, [keys])
+            device.download(self._keys, 0, keys)  # and so they are there, for every session
 
     def encode(
         self, old: Segments, new: Segments, places: Sequence[Place], dtype: DType, mode: Mode
     ) -> EncodedFrame | None:
-        with self._lock:
+        with self.device.session():
             return encoding.encode(self._work(dtype), old, new, places, mode)
 
     def decode(self, coding: Coding, streams: Sequence[Stream], base: Segments | None, dtype: DType) -> Changes:
-        with self._lock:
+        with self.device.session():
             return decoding.decode(self._work(dtype), coding, streams, base)
 
     def apply(self, target: Lanes, changes: Changes, dtype: DType, seed: int) -> tuple[Lanes, U64]:
-        with self._lock:
+        with self.device.session():
             return decoding.apply(self._work(dtype), target, changes, seed)
 
     def decode_apply(  # noqa: PLR0917
@@ -58,11 +60,11 @@ class CudaBackend:
         places: Sequence[Place],
         dtype: DType,
     ) -> U64:
-        with self._lock:
+        with self.device.session():
             return decoding.decode_apply(self._work(dtype), coding, check, streams, target, places)
 
     def sum(self, data: npt.NDArray[np.uint8], offset: int, seed: int) -> U64:
-        with self._lock:
+        with self.device.session():
             return self._sum(data, offset, seed)
 
     def _sum(self, data: Any, offset: int, seed: int) -> U64:
@@ -92,8 +94,4 @@ class CudaBackend:
         return work.take(sums, np.uint64, 2)
 
     def _work(self, dtype: DType) -> Work:
-        if self._keys is None:
-            keys = packed_keys()
-            self._keys = self.device.allocate(keys.nbytes)
-            self.device.upload(self._keys, 0, [keys])
         return Work(self.device, dtype, self._keys)

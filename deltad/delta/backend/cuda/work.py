@@ -27,6 +27,8 @@ TILE = 8 * THREADS
 """Lanes of a tile where a kernel reads all of them."""
 SPARSE_TILE = 16_384
 """Lanes of a tile where it reads but the changed ones."""
+GATHER_TILES = 16
+"""Tiles whose finds a block brings to their lists."""
 PIECE = 4 * THREADS
 """Numbers of a list that a block works on."""
 BATCH_BYTES = 8 << 20

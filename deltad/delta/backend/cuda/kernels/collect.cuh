@@ -134,20 +134,23 @@ struct Gather {
 
 struct GatherShared {};
 
+// A tile has few finds where little changed, so a block takes GROUPS tiles, and GROUP threads share each.
 template <class Lane>
 DEVICE void gather(Thread me, GatherShared&, const Gather& arguments) {
+    const u64 tile = u64(me.block) * GROUPS + me.index / GROUP;
+    if (tile >= arguments.tile_count) return;
     const u64 row = arguments.classes * arguments.tile_count + 1;
-    const u16* ranks = arguments.ranks + u64(me.block) * TILE;
-    const Lane* codes = static_cast<const Lane*>(arguments.codes) + u64(me.block) * TILE;
+    const u16* ranks = arguments.ranks + tile * TILE;
+    const Lane* codes = static_cast<const Lane*>(arguments.codes) + tile * TILE;
     for (u64 c = 0; c < arguments.classes; c++) {
         const u64* members = arguments.before + c * arguments.tile_count;
-        const u64* marked = members + row + me.block;
+        const u64* marked = members + row + tile;
         const u64* changed = marked + row;
-        const u64 rank = members[me.block] - members[0];
-        for (u64 i = me.index; i < marked[1] - marked[0]; i += THREADS) {
+        const u64 rank = members[tile] - members[0];
+        for (u64 i = me.index % GROUP; i < marked[1] - marked[0]; i += GROUP) {
             arguments.marks[marked[0] + i] = u32(rank + ranks[i]);
         }
-        for (u64 i = me.index; i < changed[1] - changed[0]; i += THREADS) {
+        for (u64 i = me.index % GROUP; i < changed[1] - changed[0]; i += GROUP) {
             static_cast<Lane*>(arguments.in_order)[changed[0] + i] = codes[i];
         }
         ranks += marked[1] - marked[0];

@@ -71,8 +71,9 @@ constexpr u32 TILE = THREADS * EIGHT;      // lanes that a tile has at most, whe
 constexpr u32 MOST_CLASSES = 16;
 static_assert(MOST_CLASSES * GROUPS == THREADS, "one thread for each class and group of threads");
 
+// Aligned so that they load as vectors, of 16 bytes where there are as many.
 template <class Lane>
-struct Eight {
+struct alignas(sizeof(Lane) == 1 ? 8 : 16) Eight {
     Lane lane[EIGHT];
 };
 
@@ -80,26 +81,17 @@ struct alignas(16) Vector {
     u32 word[4];
 };
 
-// The lanes of a thread, zeros behind the last one. Reads 16 bytes at a time where they lie so.
+// The lanes of a thread, zeros behind the last one.
 template <class Lane>
 DEVICE Eight<Lane> load_eight(const void* lanes, u64 first, u64 count) {
-    Eight<Lane> eight{};
     const Lane* from = static_cast<const Lane*>(lanes) + first;
-    if (first + EIGHT <= count && sizeof(eight) % sizeof(Vector) == 0 && u64(from) % sizeof(Vector) == 0) {
-        const Vector* vectors = reinterpret_cast<const Vector*>(from);
-        constexpr u32 PER = sizeof(Vector) / sizeof(Lane) ? sizeof(Vector) / sizeof(Lane) : 1;
-        for (u32 i = 0; i < EIGHT / PER; i++) {
-            const Vector vector = vectors[i];
-            for (u32 j = 0; j < PER; j++) {
-                const u32 at = j * sizeof(Lane) / 4;
-                u64 word = vector.word[at];
-                if (sizeof(Lane) == 8) word |= u64(vector.word[at | 1]) << 32;
-                eight.lane[i * PER + j] = Lane(word >> j * sizeof(Lane) % 4 * 8);
-            }
-        }
-        return eight;
+    if (first + EIGHT <= count && u64(from) % alignof(Eight<Lane>) == 0) {
+        return *reinterpret_cast<const Eight<Lane>*>(from);
     }
-    for (u32 i = 0; i < EIGHT && first + i < count; i++) eight.lane[i] = from[i];
+    Eight<Lane> eight{};
+    for (u32 i = 0; i < EIGHT; i++) {
+        if (first + i < count) eight.lane[i] = from[i];
+    }
     return eight;
 }
 

@@ -7,6 +7,7 @@ That its kernels are equal to the reference is in `test_backends.py` and in the 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -271,6 +272,12 @@ def test_a_kernel_that_does_not_compile_is_told_with_its_line() -> None:
     broken = text().replace("struct Tiling {", "struct Tiling { Segment nowhere();;; oops", 1)
     with pytest.raises(nvrtc.CompileError, match=r"lanes\.cuh\(\d+\): error"):
         nvrtc.compiled(broken, *OPTIONS, "--gpu-architecture=sm_90")
+
+
+def test_barriers_stand_between_phases_and_nothing_counts_on_warps() -> None:
+    code = "\n".join(line.partition("//")[0] for line in text().splitlines())
+    assert code.count("__syncthreads") == 1
+    assert not re.findall(r"__shfl\w*|__ballot\w*|__syncwarp|__activemask|warpSize|volatile|\basm\b", code)
 
 
 def test_arguments_that_a_kernel_does_not_have_never_reach_it() -> None:

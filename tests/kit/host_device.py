@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -60,16 +59,23 @@ def built(*flags: str) -> Path:
     return path
 
 
+_LIBC = ctypes.CDLL(None)
+_allocate, _free = _LIBC.posix_memalign, _LIBC.free
+_allocate.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+_free.argtypes = [ctypes.c_void_p]
+
+
 class _Held:
     """Memory of its own allocation, so that a sanitizer knows its bounds."""
 
     def __init__(self, size: int, fill: int) -> None:
-        libc = ctypes.CDLL(None)
         held = ctypes.c_void_p()
-        assert libc.posix_memalign(ctypes.byref(held), ctypes.c_size_t(256), ctypes.c_size_t(max(1, size))) == 0
+        assert _allocate(ctypes.byref(held), 256, max(1, size)) == 0
         self.address: int = held.value or 0
         ctypes.memset(self.address, fill, size)
-        weakref.finalize(self, libc.free, ctypes.c_void_p(self.address))
+
+    def __del__(self) -> None:
+        _free(self.address)
 
 
 def _buffer(size: int, fill: int) -> Buffer:
@@ -124,12 +130,8 @@ class HostDevice:
     def launch(self, kernel: str, blocks: int, words: U64) -> None:
         self.steps.append(kernel)
         run = getattr(self._kernels, kernel)
-        run(
-            *(ctypes.c_uint64(n) for n in (blocks,)),
-            ctypes.c_void_p(words.ctypes.data),
-            ctypes.c_uint64(words.nbytes),
-            ctypes.c_uint64(self._order),
-        )
+        run.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]
+        run(blocks, words.ctypes.data, words.nbytes, self._order)
 
     def memory(self) -> tuple[int, int]:
         return 1 << 30, 1 << 30

@@ -71,8 +71,7 @@ class CupyDevice:
             self._cuda.nvrtc.NVRTCError,
         )
         with self._reporting("opening it"):
-            self._gpu = self._cuda.Device(index)
-            with self._gpu:
+            with self._cuda.Device(index):
                 self._open(cupy)
 
     def _open(self, cupy: Any) -> None:
@@ -91,8 +90,11 @@ class CupyDevice:
     def session(self) -> Iterator[None]:
         track = self._mine.track = self._tracks.get()
         try:
-            with self._reporting("choosing it"), self._gpu, track.stream:
-                yield
+            with self._reporting("finishing"), self._cuda.Device(self._index), track.stream:
+                try:
+                    yield
+                finally:
+                    track.stream.synchronize()  # until then, kernels may read and write arrays of others
         finally:
             self._mine.track = None
             self._tracks.put(track)

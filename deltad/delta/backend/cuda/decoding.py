@@ -215,14 +215,13 @@ class _Streams:
 
     def ranks(self, limits: Sequence[int]) -> Buffer:
         """The marked ranks of all classes, one behind the other; those of class c are below `limits[c]`."""
-        reading = _Reading(self._work, self, GAP_SYMBOLS, GAP_BITS, GAPS, limits)
-        return reading.ranks()
+        return _Reading(self._work, self, GAP_SYMBOLS, GAP_BITS, GAPS, limits).ranks()
 
     def codes(self, counts: Sequence[int]) -> Buffer:
         """The codes of all classes, one behind the other: `counts[c]` of class c."""
         work = self._work
         scheme = value_scheme(work.dtype)
-        numbers = _Reading(work, self, VALUE_SYMBOLS, VALUE_BITS, scheme, counts)
+        numbers = _Reading(work, self, VALUE_SYMBOLS, VALUE_BITS, scheme)
         read = numbers.numbers(str(work.width))
         lists = np.zeros((self._classes, 4), np.uint64)
         pieces = cut_lists(work, counts)
@@ -294,10 +293,13 @@ class _Streams:
 
 
 class _Reading:
-    """The gaps, or the value symbols, of all classes: measured and checked when it is made."""
+    """The gaps, or the value symbols, of all classes: measured and checked when it is made.
+
+    Ranks of class c are to be below `limits[c]`.
+    """
 
     def __init__(  # noqa: PLR0917
-        self, work: Work, streams: _Streams, symbols: int, bits: int, scheme: Scheme, limits: Sequence[int]
+        self, work: Work, streams: _Streams, symbols: int, bits: int, scheme: Scheme, limits: Sequence[int] | int = 0
     ) -> None:
         self._work = work
         self._streams = streams

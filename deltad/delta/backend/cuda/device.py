@@ -39,7 +39,7 @@ class Device(Protocol):
     name: str
 
     def session(self) -> AbstractContextManager[None]:
-        """What everything below is done in: one frame's work, by one thread. Waits for its turn."""
+        """What everything below is done in: one frame's work, by one thread. Waits for its turn, and for the work."""
 
     def allocate(self, size: int) -> Buffer:
         """Memory of any content."""

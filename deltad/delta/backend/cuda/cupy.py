@@ -70,9 +70,8 @@ class CupyDevice:
             self._cuda.compiler.CompileException,
             self._cuda.nvrtc.NVRTCError,
         )
-        with self._reporting("opening it"):
-            with self._cuda.Device(index):
-                self._open(cupy)
+        with self._reporting("opening it"), self._cuda.Device(index):
+            self._open(cupy)
 
     def _open(self, cupy: Any) -> None:
         properties = self._cuda.runtime.getDeviceProperties(self._index)
@@ -106,13 +105,20 @@ class CupyDevice:
 
     def allocate(self, size: int) -> Buffer:
         with self._reporting(f"allocating {size} bytes"):
-            return self._buffer(self._pool.malloc(max(1, size)), size)
+            return self._buffer(self._room(size), size)
 
     def zeros(self, size: int) -> Buffer:
         with self._reporting(f"allocating {size} bytes"):
-            memory = self._pool.malloc(max(1, size))
+            memory = self._room(size)
             self._cuda.runtime.memsetAsync(memory.ptr, 0, size, self.stream.ptr)
             return self._buffer(memory, size)
+
+    def _room(self, size: int) -> Any:
+        try:
+            return self._pool.malloc(max(1, size))
+        except self._cuda.memory.OutOfMemoryError:
+            self._pool.free_all_blocks()  # the pool keeps what frames of other sizes left, and counts it
+            return self._pool.malloc(max(1, size))
 
     def _buffer(self, memory: Any, size: int) -> Buffer:
         """With the moment from which on the memory is its holder's: launches before may have used it for others."""

@@ -6,13 +6,13 @@ allow, so that no kernel reads or writes outside; what only kernels see, they re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from deltad.delta.backend import UNSIGNED, Changes, Lanes, Place, Segments, Stream
+from deltad.delta.backend import UNSIGNED, Changes, Lanes, Place, Positions, Segments, Stream
 from deltad.delta.backend.cuda.device import Buffer, aligned
 from deltad.delta.backend.cuda.encoding import GAP_BITS, GAP_SYMBOLS, PAIRS, VALUE_BITS, VALUE_SYMBOLS
 from deltad.delta.backend.cuda.source import Words
@@ -52,53 +52,60 @@ def decode(work: Work, coding: Coding, streams: Sequence[Stream], base: Segments
     return Changes(work.take(found.positions, np.uint32, coding.changed).astype(np.int64), differences)
 
 
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Lanes that are still to be written to an array of the host, once nothing on the device can fail any more."""
+
+    target: Lanes
+    positions: Positions
+    lanes: Lanes
+
+    def do(self) -> None:
+        self.target[self.positions] = self.lanes
+
+
 def decode_apply(  # noqa: PLR0917
     work: Work, coding: Coding, check: U64, streams: Sequence[Stream], target: Segments, places: Sequence[Place]
-) -> U64:
-    """`deltad.delta.backend.Backend.decode_apply`."""
+) -> tuple[U64, list[Write]]:
+    """`deltad.delta.backend.Backend.decode_apply`, but for the host's segments, for which it gives what to write."""
     side = _uploaded(work, target)
     found = _locate(work, coding, streams, side)
     composed = _Composed(work, coding, found, side, places, differences=False)
     sums: U64 = work.take(composed.sums, np.uint64, 2 * len(target)).reshape(-1, 2)
     check_sums(sums, check)
+    writes = list(_writes(work, coding, found, composed, side)) if (side.offsets >= 0).any() else []
     if (side.offsets < 0).any():
         composed.scatter()
-    if (side.offsets >= 0).any():
-        _write_back(work, coding, found, composed, side)
-    return sums
+    return sums, writes
 
 
-def _write_back(work: Work, coding: Coding, found: _Found, composed: _Composed, side: Side) -> None:
-    """Write new lanes into the segments of the host."""
+def _writes(work: Work, coding: Coding, found: _Found, composed: _Composed, side: Side) -> Iterator[Write]:
+    """New lanes for the segments of the host."""
     positions = work.take(found.positions, np.uint32, coding.changed)
     lanes = work.take(composed.lanes, UNSIGNED[work.width], coding.changed)
     first = 0
     for segment, offset in zip(side.segments, side.offsets, strict=True):
         begin, end = np.searchsorted(positions, (first, first + segment.size))
         if offset >= 0:
-            segment[positions[begin:end].astype(np.int64) - first] = lanes[begin:end]
+            yield Write(segment, positions[begin:end].astype(np.int64) - first, lanes[begin:end])
         first += segment.size
 
 
-def apply(work: Work, target: Lanes, changes: Changes, seed: int) -> tuple[Lanes, U64]:
-    """`deltad.delta.backend.Backend.apply`."""
+def apply(work: Work, target: Lanes, changes: Changes, seed: int) -> tuple[Lanes, U64, list[Write]]:
+    """`deltad.delta.backend.Backend.apply`, but for a target of the host, for which it gives what to write."""
     positions = np.ascontiguousarray(changes.positions, np.int64)
     if positions.size and not 0 <= positions[0] <= positions[-1] < target.size:
         raise ValueError(f"positions {positions[0]} to {positions[-1]} in {target.size} lanes")
     address = work.device.adopt(target)
-    step, compact = 0, work.device.allocate(0)
-    if address is None:
-        compact = work.give(target[positions])
-    else:
-        step = _step(target, work.width)
+    lanes = work.device.allocate(0) if address is not None else work.give(target[positions])
     old = work.device.allocate(positions.size * work.width)
     sums = work.device.zeros(2 * WORD)
     where, differences = work.give(positions), work.give(changes.differences)
     work.wide(
         "apply",
         -(-positions.size // PIECE),
-        target=compact.address if address is None else address,
-        step=step,
+        target=lanes.address if address is None else address,
+        step=0 if address is None else _step(target, work.width),
         positions=where.address,
         differences=differences.address,
         changed=positions.size,
@@ -108,12 +115,11 @@ def apply(work: Work, target: Lanes, changes: Changes, seed: int) -> tuple[Lanes
         old_lanes=old.address,
         sums=sums.address,
     )
-    share = work.take(sums, np.uint64, 2)
     kind = UNSIGNED[work.width]
-    replaced = work.take(old, kind, positions.size)
-    if address is None:
-        target[positions] = work.take(compact, kind, positions.size)
-    return replaced, share
+    replaced, share = work.take(old, kind, positions.size), work.take(sums, np.uint64, 2)
+    if address is not None:
+        return replaced, share, []
+    return replaced, share, [Write(target, positions, work.take(lanes, kind, positions.size))]
 
 
 def _step(target: Lanes, width: int) -> int:

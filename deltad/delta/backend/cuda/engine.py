@@ -49,7 +49,10 @@ class CudaBackend:
 
     def apply(self, target: Lanes, changes: Changes, dtype: DType, seed: int) -> tuple[Lanes, U64]:
         with self.device.session():
-            return decoding.apply(self._work(dtype), target, changes, seed)
+            old, share, writes = decoding.apply(self._work(dtype), target, changes, seed)
+        for write in writes:
+            write.do()
+        return old, share
 
     def decode_apply(  # noqa: PLR0917
         self,
@@ -61,7 +64,10 @@ class CudaBackend:
         dtype: DType,
     ) -> U64:
         with self.device.session():
-            return decoding.decode_apply(self._work(dtype), coding, check, streams, target, places)
+            sums, writes = decoding.decode_apply(self._work(dtype), coding, check, streams, target, places)
+        for write in writes:
+            write.do()
+        return sums
 
     def sum(self, data: npt.NDArray[np.uint8], offset: int, seed: int) -> U64:
         with self.device.session():

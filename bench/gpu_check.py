@@ -1,9 +1,9 @@
-"""`python bench/gpu_check.py [--device N] [--json PATH]`: is the CUDA backend right on this GPU, and how fast is it?
+"""Is the CUDA backend right on this GPU, and how fast is it? `python bench/gpu_check.py [--device N] [--json PATH]`
 
 One GPU, at most four minutes, no installation beyond NumPy and CuPy. First frames of fresh random data are compared
 with the numpy reference, stream by stream; the first difference ends the check. Then come rates, as shares of
-what this GPU and its link copy in the same run. Ends with 0 when everything was right, 1 when something was not, and
-69 where there is no GPU to check.
+what this GPU and its link copy in the same run; `--only-check` leaves them out, as under compute-sanitizer. Ends
+with 0 when everything was right, 1 when something was not, and 69 where there is no GPU to check.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Check the CUDA backend on one GPU, and measure it.")
     parser.add_argument("--device", type=int, default=0, help="number of the GPU")
     parser.add_argument("--json", type=Path, default=ROOT / "bench" / "results" / "gpu.json", metavar="PATH")
+    parser.add_argument(
+        "--only-check", action="store_true", help="compare with the reference, measure and write nothing"
+    )
     options = parser.parse_args(arguments)
     started = time.perf_counter()
     try:
@@ -71,6 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with cupy.cuda.Device(options.device):
             check(backend, cupy, rows, np.random.default_rng(seed))
+            if options.only_check:
+                print(f"everything was right; seed {seed}")
+                return 0
             measure(backend, cupy, rows)
     except (AssertionError, DeltadError) as error:
         print(f"seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
@@ -131,6 +138,7 @@ def check(backend: Any, cupy: Any, rows: Rows, rng: np.random.Generator, largest
             for place in (data, on_device[1][2].view(np.uint8)):
                 assert np.array_equal(backend.sum(place, offset, 5), REFERENCE.sum(data, offset, 5)), f"{name}: sums"
             frames += 1
+    check_threads(backend, rng, largest)
     check_torch(backend, cupy, rng)
     rows.add("frames equal to the reference", [float(frames)], note=f"{len(CHECKED)} dtypes, all modes, host and GPU")
 
@@ -159,6 +167,16 @@ def check_refusal(  # noqa: PLR0917
         except FormatError:
             found.append((b"refused", b""))
     assert found[0] == found[1], f"{what}: damaged streams"
+
+
+def check_threads(backend: Any, rng: np.random.Generator, size: int) -> None:
+    """Frames of several threads at once, lanes of the host: they share copies, memory and streams."""
+    pairs = [random_pair(rng, DTYPES["BF16"], size) for _ in range(8)]
+    arguments = ([Place(1, 0)], DTYPES["BF16"], "fast")
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda pair: backend.encode([pair[0]], [pair[1]], *arguments), pairs))
+    for frame, (old, new) in zip(found, pairs, strict=True):
+        check_equal("threads", frame, REFERENCE.encode([old], [new], *arguments))
 
 
 def check_torch(backend: Any, cupy: Any, rng: np.random.Generator) -> None:

@@ -1,7 +1,8 @@
 """The CUDA backend: `deltad.delta.backend.Backend` by the kernels of `kernels/`, on one device.
 
 Equal to the numpy reference in every byte and every refusal. Lanes may be the host's or lie on the device; what is
-given back is the host's. Whole frames are packed by the reference, on the host. Threads may work on frames side by side, as many as the device has sessions for.
+given back is the host's. Whole frames are packed by the reference, on the host. Threads may work on frames side
+by side, as many as the device has sessions for.
 """
 
 from __future__ import annotations

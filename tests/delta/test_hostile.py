@@ -174,7 +174,7 @@ LONG: dict[str, tuple[str, bytes]] = {
 @pytest.mark.parametrize("what", LONG)
 def test_a_list_beyond_its_limit_is_refused_before_its_elements_are_made(what: str) -> None:
     name, data = LONG[what]
-    with at_most(64 * KIB, what), pytest.raises(FormatError, match="length <="):
+    with at_most(64 * KIB, what), pytest.raises(LimitError, match="length <="):
         PARSERS[name](data)
 
 

@@ -79,6 +79,32 @@ def within(typing: Any, lanes: Any, first: Any, span: Any, like: Any) -> Any:
 
 
 @intrinsic
+def at_least(  # noqa: PLR0917
+    typing: Any, lanes: Any, shift: Any, kept: Any, a: Any, b: Any, c: Any, d: Any, like: Any
+) -> Any:
+    """Four masks of the 64 lanes at an address: which exponents are at least a, b, c, d.
+
+    An exponent is a lane shifted right by `shift`, and of that the bits `kept`. Exponents are compared as bytes,
+    of which a vector holds the most; those of 8-byte lanes do not fit one.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = like.dtype.bitwidth
+        narrow = 8 if bits < 64 else 16
+        shifted = builder.lshr(_vector(builder, arguments[0], bits), _splat(builder, arguments[1], bits))
+        cut = builder.trunc(shifted, ir.VectorType(ir.IntType(narrow), GROUP)) if bits > narrow else shifted
+        exponents = builder.and_(cut, _splat(builder, arguments[2], narrow))
+        masks = [
+            builder.bitcast(builder.icmp_unsigned(">=", exponents, _splat(builder, least, narrow)), _I64)
+            for least in arguments[3:7]
+        ]
+        return context.make_tuple(builder, signature.return_type, masks)
+
+    word = types.uint64
+    return types.UniTuple(word, 4)(word, word, word, word, word, word, word, like), generate
+
+
+@intrinsic
 def above(typing: Any, lanes: Any, least: Any, like: Any) -> Any:
     """The mask of the 64 lanes at an address that are `least` or more."""
 

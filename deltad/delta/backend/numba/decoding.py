@@ -13,7 +13,6 @@ import numpy as np
 from deltad.delta.backend.numba.bits import (
     Array,
     Word,
-    below,
     copy_bytes,
     keep_apart,
     lane_width,
@@ -27,18 +26,31 @@ from deltad.delta.backend.numba.bits import (
     store_lane,
 )
 from deltad.delta.backend.numba.compiling import kernel, part, phase
-from deltad.delta.backend.numba.groups import find_busy, gather, indices, members_of, other_members, small_members
+from deltad.delta.backend.numba.groups import (
+    find_busy,
+    gather,
+    indices,
+    mask_at,
+    members_of,
+    put_mask,
+    put_start,
+    sort_lanes,
+    start_at,
+    tail_of,
+)
 from deltad.delta.backend.numba.job import (
     ADJUST,
+    BATCH,
     BLOCK,
     BLOCK_OLD,
-    BUSY,
+    BULK_RANKS,
     CHANGED,
     CHANGED_NEW,
     CHANGED_OLD,
     CLASS_COLUMNS,
     CLASS_COUNT,
     CLASSES,
+    CODES,
     COMPOSE,
     COUNT,
     DECODED,
@@ -46,17 +58,21 @@ from deltad.delta.backend.numba.job import (
     FLIP,
     FOUND,
     FULL,
+    GATHERED,
     GROUPS,
+    INDICES,
     KEYS,
     LANES,
     LANES_OUT,
     MARKS,
     MARKS_END,
-    MASKS,
     MEMBERS,
     OLD,
+    PICKED,
+    PICKED_BUSY,
     POSITIONS,
     RANKS,
+    RECORDS,
     SCRATCH,
     SEGMENT_COLUMNS,
     SEGMENT_COUNT,
@@ -65,7 +81,6 @@ from deltad.delta.backend.numba.job import (
     SMALL,
     SMALL_FOUND,
     SMALL_OLD,
-    SMALL_SPAN,
     SPAN,
     STARTS,
     UNCHANGED,
@@ -75,11 +90,13 @@ from deltad.delta.backend.numba.job import (
     XOR,
 )
 from deltad.delta.backend.numba.sums import add_changes
+from deltad.delta.coding import BULK_CLASSES
 
-_0, _1, _2, _3, _4, _6, _8, _63 = (np.uint64(n) for n in (0, 1, 2, 3, 4, 6, 8, 63))
-_16, _32, _64 = (np.uint64(n) for n in (16, 32, 64))
-_BLOCK = np.uint64(BLOCK)
+_0, _1, _2, _4, _6, _8, _63 = (np.uint64(n) for n in (0, 1, 2, 4, 6, 8, 63))
+_16 = np.uint64(16)
+_BLOCK, _BATCH = np.uint64(BLOCK), np.uint64(BATCH)
 _GROUPS = np.uint64(GROUPS)
+_BULK = np.uint64(BULK_CLASSES)
 _CLASS_BYTES = np.uint64(8 * CLASS_COLUMNS)
 _SEGMENT_BYTES = np.uint64(8 * SEGMENT_COLUMNS)
 _NO_RANK = np.uint64(0xFFFF_FFFF)
@@ -101,12 +118,14 @@ def _compose(job: Word, before: Word, code: Word) -> tuple[Word, Word]:
 
 
 @phase
-def _put(job: Word, segment: Word, lane: Word, count: Word, codes: Word, like: Array) -> bool:
-    """Add `count` changes at `lane + found[j]` of a segment to what is decoded; False where there are too many."""
+def _put(job: Word, segment: Word, count: Word, codes: Word, like: Array) -> bool:
+    """Add `count` changes at lanes `found[j]` of a segment to what is decoded; False where there are too many."""
     keep_apart()
     scratch, done = load64(job, SCRATCH), load64(job, DECODED)
     if count > load64(job, CHANGED) - done:
         return False
+    if count == _0:
+        return True
     found = scratch + np.uint64(FOUND)
     old, new = scratch + np.uint64(CHANGED_OLD), scratch + np.uint64(CHANGED_NEW)
     out = load64(job, LANES_OUT) + done * lane_width(like)
@@ -115,50 +134,54 @@ def _put(job: Word, segment: Word, lane: Word, count: Word, codes: Word, like: A
         difference, after = _compose(job, load_lane(old, j, like), load_lane(codes, j, like))
         store_lane(new, j, after, like)
         store_lane(out, j, after if composes else difference, like)
-    positions = load64(job, POSITIONS) + (done << _2)
-    for j in range(count):
-        store32(positions, j, lane + load32(found, j))
+    copy_bytes(load64(job, POSITIONS) + (done << _2), found, count << _2)
     if composes:
-        add_changes(found, count, old, new, lane, segment, load64(job, KEYS), like)
+        add_changes(found, count, old, new, _0, segment, load64(job, KEYS), like)
     store64(job, DECODED, done + count)
     store64(segment, COUNT, load64(segment, COUNT) + count)
     return True
 
 
 @part
+def _put_what_waits(job: Word, segment: Word, like: Array) -> bool:
+    count = load64(job, GATHERED)
+    store64(job, GATHERED, _0)
+    return bool(_put(job, segment, count, load64(job, SCRATCH) + np.uint64(CODES), like))
+
+
+@part
 def _climb(starts: Word, group: Word, rank: Word, step: Word) -> Word:
-    return group + step * np.uint64(load32(starts, group + step) <= rank)
+    return group + step * np.uint64(start_at(starts, group + step) <= rank)
 
 
 @part
 def _lane_of_rank(rank: Word, starts: Word, members: Word) -> Word:
     """The lane of the block that has this rank among the members: search the group, then the bit."""
-    group = _climb(starts, _0, rank, _64)
-    group = _climb(starts, group, rank, _32)
-    group = _climb(starts, group, rank, _16)
+    group = _climb(starts, _0, rank, _16)
     group = _climb(starts, group, rank, _8)
     group = _climb(starts, group, rank, _4)
     group = _climb(starts, group, rank, _2)
     group = _climb(starts, group, rank, _1)
-    return (group << _6) + select(load64(members, group), rank - load32(starts, group))
+    return (group << _6) + select(mask_at(members, group), rank - start_at(starts, group))
 
 
 @phase
-def _find_marked(mine: Word, groups: Word, population: Word, scratch: Word) -> Word:
-    """The lanes of the marked ranks in this block, whose class members have been found; returns their number."""
+def _find_marked(mine: Word, kind: Word, groups: Word, beyond: Word, scratch: Word) -> Word:
+    """The lanes of a class's marked ranks before `beyond`, the rank after this block; returns their number.
+
+    `kind` says which of the four classes of the records it is.
+    """
     keep_apart()
-    starts, members, found = scratch + np.uint64(STARTS), scratch + np.uint64(MEMBERS), scratch + np.uint64(FOUND)
+    records, found = scratch + np.uint64(RECORDS), scratch + np.uint64(INDICES)
+    starts, members = records + np.uint64(STARTS) + (kind << _2), records + np.uint64(MEMBERS) + (kind << np.uint64(3))
     for g in range(groups, _GROUPS):
-        store32(starts, g, _NO_RANK)
-    marks, first = load64(mine, MARKS), load64(mine, RANKS)
-    beyond = first + population
-    count = np.uint64(0)
+        put_start(starts, g, _NO_RANK)
+    marks, count = load64(mine, MARKS), np.uint64(0)
     while load32(marks, count) < beyond:
         count += _1
     for j in range(count):
-        store32(found, j, _lane_of_rank(load32(marks, j) - first, starts, members))
+        store32(found, j, _lane_of_rank(load32(marks, j), starts, members))
     store64(mine, MARKS, marks + (count << _2))
-    store64(mine, RANKS, beyond)
     return count
 
 
@@ -166,121 +189,123 @@ def _find_marked(mine: Word, groups: Word, population: Word, scratch: Word) -> W
 def _all_but_found(groups: Word, count: Word, scratch: Word) -> Word:
     """Replace the `count` lanes found by the other members of the class; returns their number."""
     keep_apart()
-    members, masks = scratch + np.uint64(MEMBERS), scratch + np.uint64(MASKS)
-    busy, found = scratch + np.uint64(BUSY), scratch + np.uint64(FOUND)
-    copy_bytes(masks, members, groups << _3)
+    records, found = scratch + np.uint64(RECORDS), scratch + np.uint64(INDICES)
+    members, others = records + np.uint64(MEMBERS), records + np.uint64(PICKED)
+    busy = scratch + np.uint64(PICKED_BUSY)
+    for g in range(groups):
+        put_mask(others, g, mask_at(members, g))
     for j in range(count):
         lane = load32(found, j)
         group = lane >> _6
-        store64(masks, group, load64(masks, group) & ~(_1 << (lane & _63)))
-    find_busy(masks, groups, busy)
-    return indices(masks, groups, busy, found)
+        put_mask(others, group, mask_at(others, group) & ~(_1 << (lane & _63)))
+    find_busy(others, groups, busy)
+    return indices(others, groups, busy, found)
+
+
+@part
+def _take_values(job: Word, mine: Word, count: Word, lanes: Word, scratch: Word, like: Array) -> bool:
+    """Let changes wait: the next `count` codes of a class, and old lanes at INDICES. False without so many codes."""
+    values, size = load64(mine, VALUES), count * lane_width(like)
+    if size > load64(mine, VALUES_END) - values:
+        return False
+    store64(mine, VALUES, values + size)
+    waiting = load64(job, GATHERED)
+    offset = waiting * lane_width(like)
+    copy_bytes(scratch + np.uint64(CODES) + offset, values, size)
+    gather(lanes, scratch + np.uint64(INDICES), count, scratch + np.uint64(CHANGED_OLD) + offset, like)
+    store64(job, GATHERED, waiting + count)
+    return True
 
 
 @phase
-def _decode_class(
-    job: Word, segment: Word, mine: Word, lane: Word, lanes: Word, groups: Word, tail: Word, like: Array
-) -> Word:
-    """Find the changes of one class in a block of lanes, and their old lanes; returns their number.
-
-    Returns more than a block has where there are not as many values.
-    """
+def _decode_bulk_classes(job: Word, lane: Word, lanes: Word, groups: Word, scratch: Word, like: Array) -> bool:
+    """Let the changes of bulk classes in a block wait; False where there are not as many values."""
     keep_apart()
-    scratch = load64(job, SCRATCH)
-    population = members_of(lanes, groups, tail, load64(mine, FIRST), load64(mine, SPAN), scratch, like)
-    count = _find_marked(mine, groups, population, scratch)
-    if load64(mine, UNCHANGED) != _0:
-        count = _all_but_found(groups, count, scratch)
-    values = load64(mine, VALUES)
-    size = count * lane_width(like)
-    if size > load64(mine, VALUES_END) - values:
-        return ~_0
-    store64(mine, VALUES, values + size)
-    gather(lanes, scratch + np.uint64(FOUND), count, scratch + np.uint64(CHANGED_OLD), like)
-    return count
+    bulk = load64(job, CLASS_COUNT) - load64(job, SMALL)
+    for kind in range(_BULK - bulk, _BULK):
+        mine = load64(job, CLASSES) + (load64(job, CLASS_COUNT) + kind - _BULK) * _CLASS_BYTES
+        count = _find_marked(mine, kind, groups, load64(job + (BULK_RANKS << np.uint64(3)), kind), scratch)
+        found, at = scratch + np.uint64(FOUND) + (load64(job, GATHERED) << _2), scratch + np.uint64(INDICES)
+        if not _take_values(job, mine, count, lanes, scratch, like):
+            return False
+        for j in range(count):
+            store32(found, j, lane + load32(at, j))
+    return True
 
 
 @phase
 def _decode_small_classes(job: Word, segment: Word, like: Array) -> bool:
-    """Decode the lanes of this segment that wait."""
+    """Decode the lanes of this segment that wait, block by block. No changes may wait."""
     keep_apart()
-    count, scratch = load64(job, WAITING), load64(job, SCRATCH)
+    scratch, total = load64(job, SCRATCH), load64(job, WAITING)
     store64(job, WAITING, _0)
-    if count == _0:
-        return True
-    lanes, found = scratch + np.uint64(SMALL_OLD), scratch + np.uint64(FOUND)
-    places = scratch + np.uint64(SMALL_FOUND)
-    groups, tail = (count + _63) >> _6, below(((count - _1) & _63) + _1)
-    for c in range(load64(job, SMALL)):
-        mine = load64(job, CLASSES) + c * _CLASS_BYTES
-        codes = load64(mine, VALUES)
-        changed = _decode_class(job, segment, mine, _0, lanes, groups, tail, like)
-        if changed > _BLOCK:
-            return False
-        for j in range(changed):
-            store32(found, j, load32(places, load32(found, j)))
-        if not _put(job, segment, _0, changed, codes, like):
+    for first in range(_0, total, _BLOCK):
+        count = min(_BLOCK, total - first)
+        lanes, groups, tail = scratch + np.uint64(SMALL_OLD) + first * lane_width(like), (count + _63) >> _6, tail_of(count)
+        places, at = scratch + np.uint64(SMALL_FOUND) + (first << _2), scratch + np.uint64(INDICES)
+        for c in range(load64(job, SMALL)):
+            mine = load64(job, CLASSES) + c * _CLASS_BYTES
+            begin, span, rank = load64(mine, FIRST), load64(mine, SPAN), load64(mine, RANKS)
+            beyond = members_of(lanes, groups, tail, begin, span, rank, scratch, like)
+            store64(mine, RANKS, beyond)
+            changed = _find_marked(mine, _0, groups, beyond, scratch)
+            if load64(mine, UNCHANGED) != _0:
+                changed = _all_but_found(groups, changed, scratch)
+            found = scratch + np.uint64(FOUND) + (load64(job, GATHERED) << _2)
+            if not _take_values(job, mine, changed, lanes, scratch, like):
+                return False
+            for j in range(changed):
+                store32(found, j, load32(places, load32(at, j)))
+        if not _put_what_waits(job, segment, like):
             return False
     return True
 
 
 @phase
-def _put_by_small_lanes(
-    job: Word, segment: Word, lane: Word, lanes: Word, groups: Word, tail: Word, like: Array
-) -> bool:
+def _put_by_small_lanes(job: Word, lane: Word, lanes: Word, groups: Word, scratch: Word, like: Array) -> None:
     """Let the lanes of this block that are in small classes wait for more of them."""
     keep_apart()
-    span, scratch = load64(job, SMALL_SPAN), load64(job, SCRATCH)
-    members, busy, found = scratch + np.uint64(MEMBERS), scratch + np.uint64(BUSY), scratch + np.uint64(FOUND)
-    if load64(job, CLASS_COUNT) == load64(job, SMALL) + _1:
-        count = other_members(groups, tail, scratch)
-    else:
-        count = small_members(lanes, groups, tail, span, scratch, like)
-    if load64(job, WAITING) + count > _BLOCK:
-        if not _decode_small_classes(job, segment, like):
-            return False
-        small_members(lanes, groups, tail, span, scratch, like)  # the masks have been overwritten
-    indices(members, groups, busy, found)
-    waiting = load64(job, WAITING)
+    found, waiting = scratch + np.uint64(INDICES), load64(job, WAITING)
+    count = indices(scratch + np.uint64(RECORDS + PICKED), groups, scratch + np.uint64(PICKED_BUSY), found)
     gather(lanes, found, count, scratch + np.uint64(SMALL_OLD) + waiting * lane_width(like), like)
     places = scratch + np.uint64(SMALL_FOUND) + (waiting << _2)
     for j in range(count):
         store32(places, j, lane + load32(found, j))
     store64(job, WAITING, waiting + count)
-    return True
 
 
 @part
-def _decode_block(job: Word, segment: Word, lane: Word, lanes: Word, count: Word, like: Array) -> bool:
-    groups, tail = (count + _63) >> _6, below(((count - _1) & _63) + _1)
-    small = load64(job, SMALL)
-    for c in range(small, load64(job, CLASS_COUNT)):
-        mine = load64(job, CLASSES) + c * _CLASS_BYTES
-        codes = load64(mine, VALUES)
-        changed = _decode_class(job, segment, mine, lane, lanes, groups, tail, like)
-        if changed > _BLOCK or not _put(job, segment, lane, changed, codes, like):
-            return False
-    return small == _0 or _put_by_small_lanes(job, segment, lane, lanes, groups, tail, like)
+def _decode_what_waits(job: Word, segment: Word, least: Word, like: Array) -> bool:
+    """Decode what waits, where it is `least` or more; False where the streams do not fit the base."""
+    small = load64(job, WAITING) >= least
+    if (small or load64(job, GATHERED) >= least) and not _put_what_waits(job, segment, like):
+        return False
+    return not small or bool(_decode_small_classes(job, segment, like))
 
 
 @kernel
 def decode_context(job: Word, like: Array) -> bool:
     """Decode all segments; False where the streams do not fit the base.
 
-    Segments come in order. Within one, changes ascend class by class only.
+    Segments come in order; within one, changes are in no order.
     """
     scratch, width = load64(job, SCRATCH), lane_width(like)
     for i in range(load64(job, SEGMENT_COUNT)):
         segment = load64(job, SEGMENTS) + i * _SEGMENT_BYTES
         for lane in range(_0, load64(segment, LANES), _BLOCK):
             count = min(_BLOCK, load64(segment, LANES) - lane)
-            lanes = load64(segment, OLD) + lane * width
+            lanes, groups = load64(segment, OLD) + lane * width, (count + _63) >> _6
             if count & _63 != _0:
                 copy_bytes(scratch + np.uint64(BLOCK_OLD), lanes, count * width)
                 lanes = scratch + np.uint64(BLOCK_OLD)
-            if not _decode_block(job, segment, lane, lanes, count, like):
+            if not _decode_what_waits(job, segment, _BATCH, like):
                 return False
-        if not _decode_small_classes(job, segment, like):
+            sort_lanes(job, lanes, groups, tail_of(count), scratch, like)
+            if not _decode_bulk_classes(job, lane, lanes, groups, scratch, like):
+                return False
+            if load64(job, SMALL) != _0:
+                _put_by_small_lanes(job, lane, lanes, groups, scratch, like)
+        if not _decode_what_waits(job, segment, _0, like):
             return False
     for c in range(load64(job, CLASS_COUNT)):
         mine = load64(job, CLASSES) + c * _CLASS_BYTES
@@ -317,7 +342,7 @@ def compose_blind(job: Word, like: Array) -> bool:
                 store32(found, count, load32(marks, count) - first)
                 count += _1
             _gather_ahead(load64(segment, OLD), found, count, scratch + np.uint64(CHANGED_OLD), like)
-            if not _put(job, segment, _0, count, codes, like):
+            if not _put(job, segment, count, codes, like):
                 return False
             store64(mine, MARKS, marks + (count << _2))
             store64(mine, VALUES, codes + count * width)

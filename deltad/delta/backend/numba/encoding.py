@@ -1,9 +1,9 @@
 """Old and new lanes to gap symbols and values, block by block.
 
-A block is compared by masks of 64 lanes; masks become indices without a branch on data but one per group;
-indices become ranks within their class, gaps and values. Small classes are few lanes: those are put by
-until there are enough, and then coded just like a block. All that outlives a block is in the job, so
-segments of any length and a pause to enlarge buffers change nothing in the streams.
+A block is compared and sorted into classes by masks of 64 lanes, in one pass over its lanes. What differs, and
+what is in small classes, are few lanes: those are put by until there are enough, and then coded together, so
+that loops over them are long. All that outlives a block is in the job, so segments of any length and a pause
+to enlarge buffers change nothing in the streams.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from deltad.delta.backend.numba.bits import (
     Word,
     below,
     copy_bytes,
-    differing,
     keep_apart,
     lane_width,
+    load8,
     load32,
     load64,
     load_lane,
     lowest,
     ones,
     prefetch,
+    store8,
     store32,
     store64,
     store_lane,
@@ -31,21 +32,26 @@ from deltad.delta.backend.numba.bits import (
 )
 from deltad.delta.backend.numba.compiling import kernel, part, phase
 from deltad.delta.backend.numba.groups import (
-    cut_tail,
+    compare,
+    compare_and_sort,
     find_busy,
     gather,
     indices,
+    mask_at,
     members_of,
-    other_members,
-    small_members,
+    put_mask,
+    start_at,
+    tail_of,
 )
 from deltad.delta.backend.numba.job import (
     ADJUST,
+    BATCH,
     BITS,
     BITS_END,
     BLOCK,
     BLOCK_NEW,
     BLOCK_OLD,
+    BORDERS,
     BUSY,
     CHANGED_NEW,
     CHANGED_OLD,
@@ -55,21 +61,30 @@ from deltad.delta.backend.numba.job import (
     CODES,
     COUNT,
     DIFFER,
+    EXPONENTS,
     FIRST,
     FLIP,
     FOUND,
     FULL,
+    GATHERED,
+    GATHERED_RANKS,
+    INDICES,
     KEYS,
+    KIND_AREA,
+    KIND_ENDS,
+    KIND_RANKS,
+    KINDS,
     LANE,
     LANES,
     MANTISSA,
-    MARKED_BUSY,
-    MASKS,
     MEMBERS,
     NEW,
     OLD,
+    OTHER_CODES,
+    PICKED,
+    PICKED_BUSY,
     RANKS,
-    RANKS_FOUND,
+    RECORDS,
     SAMPLE_PERIOD,
     SAMPLE_RUN,
     SCRATCH,
@@ -82,7 +97,6 @@ from deltad.delta.backend.numba.job import (
     SMALL,
     SMALL_NEW,
     SMALL_OLD,
-    SMALL_SPAN,
     SPAN,
     STARTS,
     SYMBOLS,
@@ -91,31 +105,19 @@ from deltad.delta.backend.numba.job import (
     VALUES,
     VALUES_END,
     WAITING,
+    WAITING_LANES,
     XOR,
 )
 from deltad.delta.backend.numba.sums import add_changes
 from deltad.delta.backend.numba.symbols import write_gaps
+from deltad.delta.coding import BULK_CLASSES
 
-_0, _1, _2, _6, _63, _64 = (np.uint64(n) for n in (0, 1, 2, 6, 63, 64))
-_BLOCK = np.uint64(BLOCK)
+_0, _1, _2, _3, _4, _6, _63, _64 = (np.uint64(n) for n in (0, 1, 2, 3, 4, 6, 63, 64))
+_BLOCK, _BATCH = np.uint64(BLOCK), np.uint64(BATCH)
+_ROOM = np.uint64(2 * WAITING_LANES)
+_KINDS = np.uint64(BULK_CLASSES + 1)
 _CLASS_BYTES = np.uint64(8 * CLASS_COLUMNS)
 _SEGMENT_BYTES = np.uint64(8 * SEGMENT_COLUMNS)
-
-
-@phase
-def _compare(old: Word, new: Word, groups: Word, tail: Word, scratch: Word, like: Array) -> None:
-    """Masks of what differs, and which groups have any."""
-    keep_apart()
-    differ, busy = scratch + np.uint64(DIFFER), scratch + np.uint64(BUSY)
-    stride = lane_width(like) << _6
-    for first in range(_0, groups, _64):
-        bits = np.uint64(0)
-        for g in range(first, min(groups, first + _64)):
-            mask = differing(old + g * stride, new + g * stride, like)
-            store64(differ, g, mask)
-            bits |= np.uint64(mask != _0) << (g & _63)
-        store64(busy, first >> _6, bits)
-    cut_tail(differ, groups, tail, busy)
 
 
 @phase
@@ -139,20 +141,100 @@ def _make_codes(job: Word, count: Word, scratch: Word, like: Array) -> None:
         store_lane(codes, j, ((distance << _1) ^ (_0 - (distance >> sign))) - _1, like)
 
 
+@phase
+def _put_by_changes(job: Word, lane: Word, old: Word, new: Word, groups: Word, scratch: Word, like: Array) -> None:
+    """Let the changes of a block wait for more of them: positions in the segment, and lanes."""
+    keep_apart()
+    waiting, at = load64(job, GATHERED), scratch + np.uint64(INDICES)
+    count = indices(scratch + np.uint64(RECORDS + DIFFER), groups, scratch + np.uint64(BUSY), at)
+    found, offset = scratch + np.uint64(FOUND) + (waiting << _2), waiting * lane_width(like)
+    for j in range(count):
+        store32(found, j, lane + load32(at, j))
+    gather(old, at, count, scratch + np.uint64(CHANGED_OLD) + offset, like)
+    gather(new, at, count, scratch + np.uint64(CHANGED_NEW) + offset, like)
+    store64(job, GATHERED, waiting + count)
+
+
+@phase
+def _put_by_kinds(job: Word, first: Word, scratch: Word, like: Array) -> None:
+    """For the changes of this block, which wait from `first` on: which bulk class, counted from 1, and which rank.
+
+    A change in a small class is of kind 0, and its rank means nothing.
+    """
+    keep_apart()
+    records, at = scratch + np.uint64(RECORDS), scratch + np.uint64(INDICES)
+    masks, starts = records + np.uint64(MEMBERS - 8), records + np.uint64(STARTS - 4)
+    old = scratch + np.uint64(CHANGED_OLD) + first * lane_width(like)
+    kinds, ranks = scratch + np.uint64(KINDS) + first, scratch + np.uint64(GATHERED_RANKS) + (first << _2)
+    borders = job + (BORDERS << _3)
+    a, b, c, d = load64(borders, _0), load64(borders, _1), load64(borders, _2), load64(borders, _3)
+    shift, kept = load64(job, MANTISSA), load64(job, EXPONENTS)
+    for j in range(load64(job, GATHERED) - first):
+        lane = load32(at, j)
+        group = lane >> _6
+        exponent = (load_lane(old, j, like) >> shift) & kept
+        kind = np.uint64(exponent >= a) + np.uint64(exponent >= b) + np.uint64(exponent >= c) + np.uint64(exponent >= d)
+        earlier = mask_at(masks + (kind << _3), group) & ((_1 << (lane & _63)) - _1)
+        store32(ranks, j, start_at(starts + (kind << _2), group) + ones(earlier))
+        store8(kinds, j, kind)
+
+
 @part
-def _gather_changes(job: Word, old: Word, new: Word, groups: Word, scratch: Word, like: Array) -> Word:
-    """Positions, lanes and codes of all that differs; returns their number."""
+def _class_of_kind(job: Word, kind: Word) -> Word:
+    """The class that the lanes of a kind are in. The kinds before the first class's have no lanes."""
+    return load64(job, CLASSES) + (load64(job, CLASS_COUNT) + kind - _KINDS) * _CLASS_BYTES
+
+
+@part
+def _kinds_in_use(job: Word) -> Word:
+    return load64(job, CLASS_COUNT) - load64(job, SMALL)
+
+
+@phase
+def _append_by_kind(job: Word, count: Word, scratch: Word, like: Array) -> None:
+    """Append ranks and codes of the changes that wait to their bulk classes."""
+    keep_apart()
+    ends, width = scratch + np.uint64(KIND_ENDS), lane_width(like)
+    first = _KINDS - _kinds_in_use(job)
+    for kind in range(_KINDS):
+        values = scratch + np.uint64(OTHER_CODES)
+        if kind >= first:
+            values = load64(_class_of_kind(job, kind), VALUES)
+        store64(ends, kind << _1, scratch + np.uint64(KIND_RANKS) + kind * np.uint64(KIND_AREA))
+        store64(ends, (kind << _1) + _1, values)
+    kinds, ranks, codes = scratch + np.uint64(KINDS), scratch + np.uint64(GATHERED_RANKS), scratch + np.uint64(CODES)
+    for j in range(count):
+        end = ends + (load8(kinds, j) << _4)
+        to_rank, to_value = load64(end, _0), load64(end, _1)
+        store32(to_rank, _0, load32(ranks, j))
+        store_lane(to_value, _0, load_lane(codes, j, like), like)
+        store64(end, _0, to_rank + _4)
+        store64(end, _1, to_value + width)
+    for kind in range(first, _KINDS):
+        mine = _class_of_kind(job, kind)
+        begin = scratch + np.uint64(KIND_RANKS) + kind * np.uint64(KIND_AREA)
+        write_gaps(begin, (load64(ends, kind << _1) - begin) >> _2, _0, mine)
+        store64(mine, VALUES, load64(ends, (kind << _1) + _1))
+
+
+@phase
+def _code_changes(job: Word, segment: Word, like: Array) -> None:
+    """Code the changes that wait, all of one segment, and follow its sums."""
+    keep_apart()
+    scratch, count = load64(job, SCRATCH), load64(job, GATHERED)
+    if count == _0:
+        return
+    store64(job, GATHERED, _0)
     found = scratch + np.uint64(FOUND)
-    count = indices(scratch + np.uint64(DIFFER), groups, scratch + np.uint64(BUSY), found)
-    gather(old, found, count, scratch + np.uint64(CHANGED_OLD), like)
-    gather(new, found, count, scratch + np.uint64(CHANGED_NEW), like)
+    old, new = scratch + np.uint64(CHANGED_OLD), scratch + np.uint64(CHANGED_NEW)
     _make_codes(job, count, scratch, like)
-    return count
-
-
-@part
-def _append_codes(mine: Word, count: Word, scratch: Word, like: Array) -> None:
-    size = count * lane_width(like)
+    add_changes(found, count, old, new, _0, segment, load64(job, KEYS), like)
+    store64(segment, COUNT, load64(segment, COUNT) + count)
+    if load64(job, ADJUST) != _0:
+        _append_by_kind(job, count, scratch, like)
+        return
+    mine, size = load64(job, CLASSES), count * lane_width(like)
+    write_gaps(found, count, load64(mine, RANKS), mine)
     copy_bytes(load64(mine, VALUES), scratch + np.uint64(CODES), size)
     store64(mine, VALUES, load64(mine, VALUES) + size)
 
@@ -173,91 +255,56 @@ def _append_codes_of_members(mine: Word, count: Word, scratch: Word, like: Array
     store64(mine, VALUES, values + kept * lane_width(like))
 
 
-@part
-def _rank(members: Word, mask: Word) -> Word:
-    """How many members are before the lowest bit of `mask`."""
-    return ones(members & ((mask ^ (mask - _1)) >> _1))
-
-
 @phase
-def _ranks(masks: Word, groups: Word, busy: Word, scratch: Word) -> Word:
-    """The ranks among `members` of the set bits of `masks` that are members; returns their number."""
+def _append_gaps_of_members(mine: Word, lanes: Word, groups: Word, tail: Word, scratch: Word, like: Array) -> None:
+    """Append the gaps of a small class over lanes that have been compared."""
     keep_apart()
-    member_masks, starts = scratch + np.uint64(MEMBERS), scratch + np.uint64(STARTS)
-    ranks = scratch + np.uint64(RANKS_FOUND)
-    count = np.uint64(0)
-    for word in range((groups + _63) >> _6):
-        bits = load64(busy, word)
-        while bits != _0:
-            g = (word << _6) + lowest(bits)
-            bits &= bits - _1
-            members, start = load64(member_masks, g), load32(starts, g)
-            mask = load64(masks, g) & members
-            beyond = count + ones(mask)
-            store32(ranks, count, start + _rank(members, mask))
-            mask &= mask - _1
-            store32(ranks, count + _1, start + _rank(members, mask))
-            mask &= mask - _1
-            count += _2
-            while count < beyond:
-                store32(ranks, count, start + _rank(members, mask))
-                mask &= mask - _1
-                count += _1
-            count = beyond
-    return count
-
-
-@phase
-def _append_gaps(mine: Word, lanes: Word, groups: Word, tail: Word, scratch: Word, like: Array) -> None:
-    """Append the gaps of the class `mine` over lanes that have been compared."""
-    keep_apart()
-    differ, masks, members = scratch + np.uint64(DIFFER), scratch + np.uint64(MASKS), scratch + np.uint64(MEMBERS)
-    population = members_of(lanes, groups, tail, load64(mine, FIRST), load64(mine, SPAN), scratch, like)
-    if load64(mine, UNCHANGED) != _0:
-        for g in range(groups):
-            store64(masks, g, ~load64(differ, g) & load64(members, g))
-        busy = scratch + np.uint64(MARKED_BUSY)
-        find_busy(masks, groups, busy)
-        count = _ranks(masks, groups, busy, scratch)
-    else:
-        count = _ranks(differ, groups, scratch + np.uint64(BUSY), scratch)
-    write_gaps(scratch + np.uint64(RANKS_FOUND), count, mine)
-    store64(mine, RANKS, load64(mine, RANKS) + population)
+    first, span, rank = load64(mine, FIRST), load64(mine, SPAN), load64(mine, RANKS)
+    store64(mine, RANKS, members_of(lanes, groups, tail, first, span, rank, scratch, like))
+    records, found = scratch + np.uint64(RECORDS), scratch + np.uint64(INDICES)
+    differ, members = records + np.uint64(DIFFER), records + np.uint64(MEMBERS)
+    marked, busy = records + np.uint64(PICKED), scratch + np.uint64(PICKED_BUSY)
+    flip = load64(mine, UNCHANGED)
+    for g in range(groups):
+        put_mask(marked, g, (mask_at(differ, g) ^ flip) & mask_at(members, g))
+    find_busy(marked, groups, busy)
+    count = indices(marked, groups, busy, found)
+    starts = records + np.uint64(STARTS)
+    for j in range(count):
+        lane = load32(found, j)
+        group = lane >> _6
+        earlier = mask_at(members, group) & ((_1 << (lane & _63)) - _1)
+        store32(found, j, start_at(starts, group) + ones(earlier))
+    write_gaps(found, count, _0, mine)
 
 
 @phase
 def _code_small_classes(job: Word, like: Array) -> None:
-    """Code the lanes that wait."""
+    """Code the lanes that wait. No changes may wait: they would lie in the same places."""
     keep_apart()
     lanes, scratch = load64(job, WAITING), load64(job, SCRATCH)
     store64(job, WAITING, _0)
     if lanes == _0:
         return
-    old, new = scratch + np.uint64(SMALL_OLD), scratch + np.uint64(SMALL_NEW)
-    groups, tail = (lanes + _63) >> _6, below(((lanes - _1) & _63) + _1)
-    _compare(old, new, groups, tail, scratch, like)
-    changed = _gather_changes(job, old, new, groups, scratch, like)
+    old, new, found = scratch + np.uint64(SMALL_OLD), scratch + np.uint64(SMALL_NEW), scratch + np.uint64(FOUND)
+    groups, tail = (lanes + _63) >> _6, tail_of(lanes)
+    compare(old, new, groups, tail, scratch, like)
+    changed = indices(scratch + np.uint64(RECORDS + DIFFER), groups, scratch + np.uint64(BUSY), found)
+    gather(old, found, changed, scratch + np.uint64(CHANGED_OLD), like)
+    gather(new, found, changed, scratch + np.uint64(CHANGED_NEW), like)
+    _make_codes(job, changed, scratch, like)
     for c in range(load64(job, SMALL)):
         mine = load64(job, CLASSES) + c * _CLASS_BYTES
-        _append_gaps(mine, old, groups, tail, scratch, like)
+        _append_gaps_of_members(mine, old, groups, tail, scratch, like)
         _append_codes_of_members(mine, changed, scratch, like)
 
 
 @phase
-def _put_by_small_lanes(job: Word, old: Word, new: Word, groups: Word, tail: Word, like: Array) -> None:
+def _put_by_small_lanes(job: Word, old: Word, new: Word, groups: Word, scratch: Word, like: Array) -> None:
     """Let the lanes of this block that are in small classes wait for more of them."""
     keep_apart()
-    span, scratch = load64(job, SMALL_SPAN), load64(job, SCRATCH)
-    members, busy, found = scratch + np.uint64(MEMBERS), scratch + np.uint64(BUSY), scratch + np.uint64(FOUND)
-    if load64(job, CLASS_COUNT) == load64(job, SMALL) + _1:
-        count = other_members(groups, tail, scratch)
-    else:
-        count = small_members(old, groups, tail, span, scratch, like)
-    if load64(job, WAITING) + count > _BLOCK:
-        _code_small_classes(job, like)
-        small_members(old, groups, tail, span, scratch, like)  # the masks have been overwritten
-    indices(members, groups, busy, found)
-    waiting = load64(job, WAITING)
+    found, waiting = scratch + np.uint64(INDICES), load64(job, WAITING)
+    count = indices(scratch + np.uint64(RECORDS + PICKED), groups, scratch + np.uint64(PICKED_BUSY), found)
     offset = waiting * lane_width(like)
     gather(old, found, count, scratch + np.uint64(SMALL_OLD) + offset, like)
     gather(new, found, count, scratch + np.uint64(SMALL_NEW) + offset, like)
@@ -265,39 +312,31 @@ def _put_by_small_lanes(job: Word, old: Word, new: Word, groups: Word, tail: Wor
 
 
 @part
-def _code_block(job: Word, segment: Word, lane: Word, old: Word, new: Word, lanes: Word, like: Array) -> None:
-    """Code a block, and follow its sums."""
-    scratch = load64(job, SCRATCH)
-    groups, tail = (lanes + _63) >> _6, below(((lanes - _1) & _63) + _1)
-    _compare(old, new, groups, tail, scratch, like)
-    changed = _gather_changes(job, old, new, groups, scratch, like)
-    found = scratch + np.uint64(FOUND)
-    changed_old, changed_new = scratch + np.uint64(CHANGED_OLD), scratch + np.uint64(CHANGED_NEW)
-    add_changes(found, changed, changed_old, changed_new, lane, segment, load64(job, KEYS), like)
-    store64(segment, COUNT, load64(segment, COUNT) + changed)
-    small, mine = load64(job, SMALL), load64(job, CLASSES)
+def _read_block(job: Word, lane: Word, old: Word, new: Word, lanes: Word, scratch: Word, like: Array) -> None:
+    """Put by what there is to code in a block."""
+    groups, tail = (lanes + _63) >> _6, tail_of(lanes)
     if load64(job, ADJUST) == _0:
-        write_gaps(found, changed, mine)
-        store64(mine, RANKS, load64(mine, RANKS) + lanes)
-        _append_codes(mine, changed, scratch, like)
+        compare(old, new, groups, tail, scratch, like)
+        _put_by_changes(job, lane, old, new, groups, scratch, like)
         return
-    for c in range(small, load64(job, CLASS_COUNT)):
-        _append_gaps(mine + c * _CLASS_BYTES, old, groups, tail, scratch, like)
-        _append_codes_of_members(mine + c * _CLASS_BYTES, changed, scratch, like)
-    if small != _0:
-        _put_by_small_lanes(job, old, new, groups, tail, like)
+    compare_and_sort(job, old, new, groups, tail, scratch, like)
+    waiting = load64(job, GATHERED)
+    _put_by_changes(job, lane, old, new, groups, scratch, like)
+    _put_by_kinds(job, waiting, scratch, like)
+    if load64(job, SMALL) != _0:
+        _put_by_small_lanes(job, old, new, groups, scratch, like)
 
 
 @part
 def _room(job: Word, like: Array) -> bool:
-    """Whether every class has room for the codes and gaps of a whole block."""
+    """Whether every class has room for all that can be appended before this is asked again."""
     for c in range(load64(job, CLASS_COUNT)):
         mine = load64(job, CLASSES) + c * _CLASS_BYTES
-        if load64(mine, SYMBOLS_END) - load64(mine, SYMBOLS) < _BLOCK + _64:
+        if load64(mine, SYMBOLS_END) - load64(mine, SYMBOLS) < _ROOM + _64:
             return False
-        if load64(mine, BITS_END) - load64(mine, BITS) < _BLOCK * np.uint64(4) + _64:
+        if load64(mine, BITS_END) - load64(mine, BITS) < _ROOM * _4 + _64:
             return False
-        if load64(mine, VALUES_END) - load64(mine, VALUES) < _BLOCK * lane_width(like) + np.uint64(16 * SLACK):
+        if load64(mine, VALUES_END) - load64(mine, VALUES) < _ROOM * lane_width(like) + np.uint64(16 * SLACK):
             return False
     return True
 
@@ -305,7 +344,7 @@ def _room(job: Word, like: Array) -> bool:
 @kernel
 def encode(job: Word, like: Array) -> bool:
     """Code all segments from where the job stands; False where a buffer has to be enlarged to go on."""
-    scratch, width = load64(job, SCRATCH), lane_width(like)
+    scratch, width, mine = load64(job, SCRATCH), lane_width(like), load64(job, CLASSES)
     for i in range(load64(job, SEGMENT), load64(job, SEGMENT_COUNT)):
         store64(job, SEGMENT, i)
         segment = load64(job, SEGMENTS) + i * _SEGMENT_BYTES
@@ -313,13 +352,21 @@ def encode(job: Word, like: Array) -> bool:
             store64(job, LANE, lane)
             if not _room(job, like):
                 return False
+            small_ones_wait = load64(job, WAITING) >= _BATCH
+            if small_ones_wait or load64(job, GATHERED) >= _BATCH:
+                _code_changes(job, segment, like)
+            if small_ones_wait:
+                _code_small_classes(job, like)
             lanes = min(_BLOCK, load64(segment, LANES) - lane)
             old, new = load64(segment, OLD) + lane * width, load64(segment, NEW) + lane * width
             if lanes & _63 != _0:  # masks are of 64 lanes, and the segment may end at the end of a page
                 copy_bytes(scratch + np.uint64(BLOCK_OLD), old, lanes * width)
                 copy_bytes(scratch + np.uint64(BLOCK_NEW), new, lanes * width)
                 old, new = scratch + np.uint64(BLOCK_OLD), scratch + np.uint64(BLOCK_NEW)
-            _code_block(job, segment, lane, old, new, lanes, like)
+            _read_block(job, lane, old, new, lanes, scratch, like)
+        _code_changes(job, segment, like)
+        if load64(job, ADJUST) == _0:
+            store64(mine, RANKS, load64(mine, RANKS) + load64(segment, LANES))
         store64(job, LANE, _0)
     store64(job, SEGMENT, load64(job, SEGMENT_COUNT))
     if not _room(job, like):

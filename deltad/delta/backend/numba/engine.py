@@ -18,7 +18,6 @@ from deltad.delta.backend.numba.job import (
     COMPOSE,
     COUNT,
     LANES_OUT,
-    MANTISSA,
     POSITIONS,
     SAMPLE_PERIOD,
     SAMPLE_RUN,
@@ -31,7 +30,7 @@ from deltad.delta.backend.numba.streams import Input, Output
 from deltad.delta.backend.numba.sums import sum_bytes
 from deltad.delta.backend.numpy import check_sums
 from deltad.delta.classes import RUN_LANES, Histogram, plan, run_stride
-from deltad.delta.coding import MANTISSA_BITS, Coder, Coding, exponents
+from deltad.delta.coding import Coder, Coding, exponents
 from deltad.delta.difference import from_codes
 from deltad.delta.digest import U64, zero_sum
 from deltad.errors import FormatError
@@ -154,7 +153,6 @@ def sample(old: Segments, new: Segments, dtype: DType) -> Histogram:
     lanes = sum(segment.size for segment in old)
     job = Job(Coding(Coder.BLIND, lanes, 0), dtype, old, new, [])
     job.words[SAMPLE_PERIOD], job.words[SAMPLE_RUN] = RUN_LANES * run_stride(lanes), RUN_LANES
-    job.words[MANTISSA] = MANTISSA_BITS[dtype.name]
     tables = np.zeros((4, exponents(dtype)), np.uint64)
     histogram(job.address, like(dtype), tables)
     counted = tables.sum(axis=0, dtype=np.uint64)

@@ -16,15 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from deltad.delta.backend import UNSIGNED, Lanes, Place, Segments
-from deltad.delta.coding import MANTISSA_BITS, Coder, Coding, exponents
+from deltad.delta.coding import BULK_CLASSES, MANTISSA_BITS, Coder, Coding, exponents
 from deltad.delta.digest import cell_keys
 from deltad.types import Difference, DType
 
 Words = npt.NDArray[np.uint64]
 
-BLOCK = 8192
-"""Lanes that are worked on at a time: old and new bfloat16 fill a first-level cache of 32 KiB."""
+BLOCK = 2048
+"""Lanes that are read at a time. What of old and new is needed a second time is still in a first-level cache of
+32 KiB then: a miss would have to queue up behind all that is being fetched from memory."""
 GROUPS = BLOCK // 64
+BATCH = 1024
+"""From so many on, what blocks have left to do for changes, or for lanes of small classes, is done."""
+WAITING_LANES = BLOCK + BATCH
+"""At most so many of either wait."""
 SLACK = 64
 """Entries that scratch and streams have beyond what is counted: kernels write a little further."""
 
@@ -39,8 +44,8 @@ SLACK = 64
     CLASSES,
     CLASS_COUNT,
     SMALL,  # the number of small classes, which come first
-    SMALL_SPAN,  # magnitudes below are in small classes
     WAITING,  # lanes of small classes that wait in the scratch
+    GATHERED,  # changes that do
     XOR,  # not 0: differences are XOR; else
     FLIP,  # the bits that are flipped in negative lanes
     ADJUST,  # all ones: differences change their sign with the old lane
@@ -54,7 +59,10 @@ SLACK = 64
     SAMPLE_PERIOD,  # of the frame's lanes, those below SAMPLE_RUN modulo this are sampled
     SAMPLE_RUN,
     MANTISSA,  # the bits of a lane below its exponent
-) = range(24)
+    EXPONENTS,  # the bits of an exponent
+    BORDERS,  # the first exponents of four bulk classes; where there are fewer, the foremost have no lanes
+    BULK_RANKS,  # lanes of these four so far
+) = (*range(25), 25, 29)
 
 # Columns of a segment.
 OLD, NEW, LANES, SEED, START, COUNT, SUM_A, SUM_B = range(8)
@@ -80,24 +88,35 @@ SEGMENT_COLUMNS = 8
 ) = range(15)
 CLASS_COLUMNS = 16
 
+# A record of 64 lanes, in bytes: two masks; those of four classes; and their ranks, 32 bits each.
+DIFFER, PICKED, MEMBERS, STARTS = 0, 8, 16, 48
+RECORD_BYTES = 64
+
 # Offsets in the scratch, in bytes. All areas of lanes are large enough for the widest. Those that a loop
 # reads while it writes to another begin in different places of a page: processors compare no more than
 # those twelve bits before they believe that a read needs an earlier write.
-_AREA = 17 * 4096
+_AREA = 21 * 4096
 BLOCK_OLD, BLOCK_NEW, SMALL_OLD, SMALL_NEW = (n * _AREA for n in range(4))
 CHANGED_OLD, CHANGED_NEW, CODES = 4 * _AREA, 5 * _AREA + 1024, 6 * _AREA + 3072
-FOUND, RANKS_FOUND, SMALL_FOUND = 7 * _AREA + 2048, 8 * _AREA + 2560, 9 * _AREA + 2048
-DIFFER, MEMBERS, MASKS, STARTS, BUSY, MARKED_BUSY = (
-    10 * _AREA + offset for offset in (0, 1088, 2 * 4096 + 2176, 3264, 4096 + 3904, 2 * 4096 + 3904)
-)
-SCRATCH_BYTES = 11 * _AREA
+FOUND, INDICES, SMALL_FOUND = 7 * _AREA + 2048, 8 * _AREA + 2560, 9 * _AREA + 2048
+GATHERED_RANKS, KINDS, OTHER_CODES = 10 * _AREA + 1536, 11 * _AREA + 512, 12 * _AREA + 2048
+KIND_RANKS = 13 * _AREA + 3584  # for each kind of lane, an area
+RECORDS = (14 + BULK_CLASSES) * _AREA
+BUSY, PICKED_BUSY, KIND_ENDS = (RECORDS + WAITING_LANES // 64 * RECORD_BYTES + n * 64 for n in range(3))
+SCRATCH_BYTES = RECORDS + _AREA
+KIND_AREA = _AREA
+
+
+def address(array: npt.NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 class _Local(threading.local):
     """One scratch per thread, so that frames of several threads never meet."""
 
     def __init__(self) -> None:
-        self.scratch = np.zeros(SCRATCH_BYTES, np.uint8)
+        held = np.zeros(SCRATCH_BYTES + RECORD_BYTES, np.uint8)
+        self.scratch = held[-address(held) % RECORD_BYTES :]
 
 
 _local = _Local()
@@ -111,10 +130,6 @@ def packed_keys() -> Words:
 
 
 _KEYS = packed_keys()
-
-
-def address(array: npt.NDArray[Any]) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 def keys_address() -> int:
@@ -145,7 +160,7 @@ class Job:
         for i, place in enumerate(places):
             self.segments[i, SEED], self.segments[i, START] = place.seed, place.start
         self.classes = np.zeros((coding.classes, CLASS_COLUMNS), np.uint64)
-        self.words = np.zeros(32, np.uint64)
+        self.words = np.zeros(40, np.uint64)
         bits = 8 * dtype.lane_bytes
         full = (1 << bits) - 1
         context = coding.coder is Coder.CONTEXT
@@ -166,6 +181,8 @@ class Job:
                 CHANGED: coding.changed,
             }
         )
+        if dtype.name in MANTISSA_BITS:
+            self._set({MANTISSA: MANTISSA_BITS[dtype.name], EXPONENTS: exponents(dtype) - 1})
         if context:
             self._set_classes(coding, dtype)
 
@@ -180,7 +197,8 @@ class Job:
             self.classes[index, FIRST] = first
             self.classes[index, SPAN] = end - first
             self.classes[index, UNCHANGED] = (1 << 64) - 1 if coding.codes_unchanged(index) else 0
-        self.words[SMALL_SPAN] = bounds[coding.small]
+        bulk = coding.starts[coding.small :]
+        self.words[BORDERS : BORDERS + BULK_CLASSES] = (*bulk[:1] * (BULK_CLASSES - len(bulk)), *bulk)
 
     @property
     def sums(self) -> Words:

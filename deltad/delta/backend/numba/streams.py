@@ -18,7 +18,6 @@ from deltad.delta.backend import UNSIGNED, Lanes, Stream
 from deltad.delta.backend.numba.job import (
     BITS,
     BITS_END,
-    BLOCK,
     FILLED,
     MARKS,
     MARKS_END,
@@ -27,6 +26,7 @@ from deltad.delta.backend.numba.job import (
     SYMBOLS_END,
     VALUES,
     VALUES_END,
+    WAITING_LANES,
     Job,
     address,
 )
@@ -47,8 +47,8 @@ from deltad.types import DType
 Bytes = npt.NDArray[np.uint8]
 
 _COLUMNS = ((SYMBOLS, SYMBOLS_END), (BITS, BITS_END), (VALUES, VALUES_END))
-_NEEDED = (BLOCK + 2 * SLACK, 4 * BLOCK + 2 * SLACK, 8 * BLOCK + 16 * SLACK)
-"""What a block may write to each, in bytes, with room to spare."""
+_NEEDED = tuple(2 * size * WAITING_LANES + 16 * SLACK for size in (1, 4, 8))
+"""What a kernel may write to each before it asks for more, in bytes, with room to spare."""
 _KEPT_BYTES = 1 << 20
 _NONE = 2**64 - 1
 

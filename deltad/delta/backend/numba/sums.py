@@ -20,7 +20,7 @@ from deltad.delta.backend.numba.bits import (
     store64,
 )
 from deltad.delta.backend.numba.compiling import kernel, part, phase
-from deltad.delta.backend.numba.job import SEED, START, SUM_A, SUM_B
+from deltad.delta.backend.numba.job import SEED, START, SUM_A
 
 _0, _1, _2, _3, _4, _8 = (np.uint64(n) for n in (0, 1, 2, 3, 4, 8))
 _16, _27, _30, _31, _32 = (np.uint64(n) for n in (16, 27, 30, 31, 32))
@@ -29,6 +29,7 @@ _BLOCK_CELLS, _BLOCK_BYTES = np.uint64(1 << 14), np.uint64(1 << 16)
 _CELL = np.uint64((1 << 14) - 1)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_A = np.uint64(0xBF58476D1CE4E5B9)
+_SUMS = np.uint64(8 * SUM_A)
 _MIX_B = np.uint64(0x94D049BB133111EB)
 
 
@@ -46,51 +47,43 @@ def _multiplier(seed: Word, lane: Word, block: Word) -> Word:
 
 
 @part
-def _shares(
-    found: Word, first: Word, last: Word, old: Word, new: Word, start: Word, keys: Word, like: Array
-) -> tuple[Word, Word]:
-    """Both sums' shares of some changes within one block, before its multipliers."""
-    width = lane_width(like)
-    a, b = _0, _0
-    for j in range(first, last):
-        at = (start + load32(found, j)) * width
-        cell = (at >> _2) & _CELL
-        key = load64(keys, cell)
-        before, after = load_lane(old, j, like), load_lane(new, j, like)
-        if width == _8:
-            low = (after & _LOW) - (before & _LOW)
-            high = (after >> _32) - (before >> _32)
-            upper = load64(keys, cell + _1)
-            a += low * (key & _LOW) + high * (upper & _LOW)
-            b += low * (key >> _32) + high * (upper >> _32)
-        else:
-            delta = (after - before) << ((at & _3) << _3)
-            a += delta * (key & _LOW)
-            b += delta * (key >> _32)
-    return a, b
+def _share(at: Word, old: Word, new: Word, keys: Word, like: Array) -> tuple[Word, Word]:
+    """Both sums' shares of a change at a byte of its tensor, before its block's multipliers."""
+    cell = (at >> _2) & _CELL
+    key = load64(keys, cell)
+    if lane_width(like) == _8:
+        low, high = (new & _LOW) - (old & _LOW), (new >> _32) - (old >> _32)
+        upper = load64(keys, cell + _1)
+        return low * (key & _LOW) + high * (upper & _LOW), low * (key >> _32) + high * (upper >> _32)
+    delta = (new - old) << ((at & _3) << _3)
+    return delta * (key & _LOW), delta * (key >> _32)
 
 
 @phase
 def add_changes(
     found: Word, count: Word, old: Word, new: Word, lane: Word, segment: Word, keys: Word, like: Array
 ) -> None:
-    """Add to a segment's sums what its ascending lanes `lane + found[j]` add by going from `old[j]` to `new[j]`."""
+    """Add to a segment's sums what its lanes `lane + found[j]` add by going from `old[j]` to `new[j]`."""
     keep_apart()
     width = lane_width(like)
     seed, start = load64(segment, SEED), load64(segment, START) + lane
-    done = np.uint64(0)
-    while done < count:
-        block = ((start + load32(found, done)) * width) >> _16
-        beyond = ((block + _1) << _16) // width - start
-        stop = count
-        if load32(found, count - _1) >= beyond:
-            stop = done + _1
-            while load32(found, stop) < beyond:
-                stop += _1
-        a, b = _shares(found, done, stop, old, new, start, keys, like)
-        store64(segment, SUM_A, load64(segment, SUM_A) + a * _multiplier(seed, _0, block))
-        store64(segment, SUM_B, load64(segment, SUM_B) + b * _multiplier(seed, _1, block))
-        done = stop
+    block = ((start + load32(found, _0)) * width) >> _16
+    a, b = _0, _0
+    for j in range(count):
+        at = (start + load32(found, j)) * width
+        if at >> _16 != block:  # rarely: blocks are long, and lanes nearly ascend
+            _add(segment + _SUMS, a, b, seed, block)
+            block, a, b = at >> _16, _0, _0
+        more_a, more_b = _share(at, load_lane(old, j, like), load_lane(new, j, like), keys, like)
+        a += more_a
+        b += more_b
+    _add(segment + _SUMS, a, b, seed, block)
+
+
+@part
+def _add(sums: Word, a: Word, b: Word, seed: Word, block: Word) -> None:
+    store64(sums, _0, load64(sums, _0) + a * _multiplier(seed, _0, block))
+    store64(sums, _1, load64(sums, _1) + b * _multiplier(seed, _1, block))
 
 
 @part
@@ -134,12 +127,6 @@ def _four_blocks(data: Word, keys: Word) -> tuple[Word, Word, Word, Word, Word, 
         a3 += value * low
         b3 += value * high
     return a0, b0, a1, b1, a2, b2, a3, b3
-
-
-@part
-def _add(sums: Word, a: Word, b: Word, seed: Word, block: Word) -> None:
-    store64(sums, _0, load64(sums, _0) + a * _multiplier(seed, _0, block))
-    store64(sums, _1, load64(sums, _1) + b * _multiplier(seed, _1, block))
 
 
 @kernel

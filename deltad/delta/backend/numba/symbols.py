@@ -28,7 +28,7 @@ from deltad.delta.backend.numba.bits import (
     store64,
 )
 from deltad.delta.backend.numba.compiling import kernel, part, phase
-from deltad.delta.backend.numba.job import BITS, FILLED, HELD, NEXT, RANKS, SYMBOLS
+from deltad.delta.backend.numba.job import BITS, FILLED, HELD, NEXT, SYMBOLS
 
 PADDING = 16
 """Bytes that must be addressable behind every stream that is written, and zero behind bit streams that are read."""
@@ -38,10 +38,9 @@ _31, _32, _56, _60, _63, _64 = (np.uint64(n) for n in (31, 32, 56, 60, 63, 64))
 
 
 @phase
-def write_gaps(ranks: Word, count: Word, mine: Word) -> None:
-    """Append the gaps of `count` ascending ranks of a block, which starts at RANKS, to the class `mine`."""
+def write_gaps(ranks: Word, count: Word, base: Word, mine: Word) -> None:
+    """Append the gaps of `count` ascending ranks, which count from `base`, to the class `mine`."""
     keep_apart()
-    base = load64(mine, RANKS)
     following = load64(mine, NEXT) - base
     symbols, bits = load64(mine, SYMBOLS), load64(mine, BITS)
     held, filled = load64(mine, HELD), load64(mine, FILLED)

@@ -24,14 +24,14 @@ I64 = npt.NDArray[np.int64]
 RUN_LANES = 1024
 SPARSEST = 64
 _WHOLE_LANES = 1 << 18  # up to here, every lane of a frame is counted
-_BINS = 64
-_UNIT = 16  # fractional bits of a cost
-_SMALL_BITS, _BULK_BITS = 800, 1500  # table entries, stream lengths, zstd headers of a class
+BINS = 64
+UNIT = 16  # fractional bits of a cost
+SMALL_BITS, BULK_BITS = 800, 1500  # table entries, stream lengths, zstd headers of a class
 # Encoding, in nanoseconds: a lane of a small class, and a bulk class for each lane of the frame.
-_SMALL_NS, _BULK_NS_HUNDREDTHS = 12, 4
-_HUNDREDTH_BITS_PER_NS = {"fast": 30, "mid": 5, "dense": 1}
+SMALL_NS, BULK_NS_HUNDREDTHS = 12, 4
+HUNDREDTH_BITS_PER_NS = {"fast": 30, "mid": 5, "dense": 1}
 """What a nanosecond of encoding is worth, in hundredths of a bit on the wire."""
-_NEVER = np.int64(1) << np.int64(61)
+NEVER = np.int64(1) << np.int64(61)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,9 @@ def plan(histogram: Histogram, lanes: int, mode: Mode) -> ClassTable:
     held = np.flatnonzero(histogram.lanes)
     if held.size == 0 or not histogram.changed.any():
         return ClassTable(0, (0,), 0)
-    edges = held[-_BINS:].astype(np.int64)  # more than that many are joined at the bottom, where lanes are rare
+    edges = held[-BINS:].astype(np.int64)  # more than that many are joined at the bottom, where lanes are rare
     edges[0] = 0
-    n, m, cost_small, cost_bulk = _costs(histogram, edges, lanes, _HUNDREDTH_BITS_PER_NS[mode])
+    n, m, cost_small, cost_bulk = _costs(histogram, edges, lanes, HUNDREDTH_BITS_PER_NS[mode])
     smalls = _partitions(cost_small, SMALL_CLASSES)
     # Read from the top down, the bulk classes are a prefix too.
     bulks = _partitions(cost_bulk[::-1, ::-1].T, BULK_CLASSES)
@@ -142,13 +142,13 @@ def _costs(histogram: Histogram, edges: I64, lanes: int, price: int) -> tuple[I6
     mean = np.where(valid, first[None, :] - first[:, None], 0).astype(np.float64) / per
     square = np.where(valid, second[None, :] - second[:, None], 0).astype(np.float64) / per
     spread = np.sqrt(np.maximum(square - mean * mean, 0.0))
-    mixed = ((1.0 + spread * 0.5) * (1 << _UNIT)).astype(np.int64)
-    bits += moved * (_log2(mixed) - (_UNIT << _UNIT))
+    mixed = ((1.0 + spread * 0.5) * (1 << UNIT)).astype(np.int64)
+    bits += moved * (_log2(mixed) - (UNIT << UNIT))
     scale = (lanes << 8) // int(n[-1])
-    slow = count * ((_SMALL_NS * price << _UNIT) // 100)
-    small: I64 = ((bits + slow) * scale >> 8) + (_SMALL_BITS << _UNIT)
-    bulk: I64 = (bits * scale >> 8) + (_BULK_BITS << _UNIT) + ((lanes * _BULK_NS_HUNDREDTHS * price << _UNIT) // 10_000)
-    return n, m, np.where(valid, small, _NEVER), np.where(valid, bulk, _NEVER)
+    slow = count * ((SMALL_NS * price << UNIT) // 100)
+    small: I64 = ((bits + slow) * scale >> 8) + (SMALL_BITS << UNIT)
+    bulk: I64 = (bits * scale >> 8) + (BULK_BITS << UNIT) + ((lanes * BULK_NS_HUNDREDTHS * price << UNIT) // 10_000)
+    return n, m, np.where(valid, small, NEVER), np.where(valid, bulk, NEVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +170,13 @@ class _Partitions:
 def _partitions(cost: I64, most: int) -> _Partitions:
     bins = cost.shape[0]
     by_end = np.ascontiguousarray(cost.T)
-    best = np.full((most + 1, bins), _NEVER, np.int64)
+    best = np.full((most + 1, bins), NEVER, np.int64)
     last = np.zeros((most + 1, bins), np.int64)
     best[0, 0] = 0
     for k in range(1, most + 1):
         total = best[k - 1] + by_end
         last[k] = total.argmin(axis=1)
-        best[k] = np.minimum(total.min(axis=1), _NEVER)
+        best[k] = np.minimum(total.min(axis=1), NEVER)
     return _Partitions(best, last)
 
 
@@ -184,17 +184,17 @@ def _log2(numbers: I64) -> I64:
     """The binary logarithm with 16 fractional bits, rounded down twice, from integers alone; 0 for 0."""
     x = np.maximum(numbers, 1)
     whole = np.frexp(x.astype(np.float64))[1].astype(np.int64) - 1
-    fraction = (x << np.maximum(_UNIT - whole, 0) >> np.maximum(whole - _UNIT, 0)) - (1 << _UNIT)
-    logarithm: I64 = (whole << _UNIT) + _log2_of_fractions()[fraction]
+    fraction = (x << np.maximum(UNIT - whole, 0) >> np.maximum(whole - UNIT, 0)) - (1 << UNIT)
+    logarithm: I64 = (whole << UNIT) + log2_of_fractions()[fraction]
     return logarithm
 
 
 @lru_cache(maxsize=1)
-def _log2_of_fractions() -> I64:
+def log2_of_fractions() -> I64:
     """The logarithms of 1 to 2, in steps of 2^-16. Squaring a number tells the bits of its logarithm one by one."""
-    x = np.arange(1 << _UNIT, dtype=np.uint64) + np.uint64(1 << _UNIT) << np.uint64(31 - _UNIT)
-    result = np.zeros(1 << _UNIT, np.int64)
-    for _ in range(_UNIT):
+    x = np.arange(1 << UNIT, dtype=np.uint64) + np.uint64(1 << UNIT) << np.uint64(31 - UNIT)
+    result = np.zeros(1 << UNIT, np.int64)
+    for _ in range(UNIT):
         x = x * x >> np.uint64(31)
         carry = x >> np.uint64(32)
         x = x >> carry

@@ -50,6 +50,8 @@ class Rect(msgspec.Struct, frozen=True, array_like=True):
 
     def flat_start(self, shape: Sequence[int]) -> int:
         """The canonical (row-major) position of the first lane."""
+        if not any(self.offset):
+            return 0
         start = 0
         for offset, size in zip(self.offset, shape, strict=True):
             start = start * size + offset
@@ -57,6 +59,8 @@ class Rect(msgspec.Struct, frozen=True, array_like=True):
 
     def is_contiguous(self, shape: Sequence[int]) -> bool:
         """Whether the rectangle is one run of canonical positions."""
+        if self.extent == shape:
+            return True
         whole = True
         for extent, size in zip(reversed(self.extent), reversed(shape), strict=True):
             if not whole and extent != 1:
@@ -79,6 +83,8 @@ class Rect(msgspec.Struct, frozen=True, array_like=True):
 
     def flat_end(self, shape: Sequence[int]) -> int:
         """One more than the canonical position of the last lane."""
+        if self.extent == shape:
+            return math.prod(self.extent)
         last = 0
         for offset, extent, size in zip(self.offset, self.extent, shape, strict=True):
             last = last * size + offset + extent - 1
@@ -310,6 +316,8 @@ def _check_rect(rect: Rect, tensor: TensorSpec, dtype: str) -> None:
     shape = tensor.lane_shape
     if len(rect.offset) != len(shape) or len(rect.extent) != len(shape):
         raise FormatError(thing, expected=f"{len(shape)} dimensions", found=f"{len(rect.offset)}, {len(rect.extent)}")
+    if rect.extent == shape and not any(rect.offset) and all(shape):
+        return  # the whole tensor, as nearly always
     for offset, extent, size in zip(rect.offset, rect.extent, shape, strict=True):
         if offset < 0 or extent < 1 or offset + extent > size:
             raise FormatError(

@@ -38,6 +38,9 @@ FILE_NAMES = frozenset(
 """The non-weight files that travel with a version. Data only; code is never carried."""
 
 
+_PACKED = frozenset(dtype.name for dtype in DTYPES.values() if dtype.bits < 8)
+
+
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
     """One tensor. `alias_of` names the tensor whose storage it shares; an alias carries no weights."""
 
@@ -66,10 +69,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
     @property
     def lane_shape(self) -> tuple[int, ...]:
         """The shape in lanes: the last dimension of a packed dtype shrinks to whole bytes."""
-        packing = self.type.lane_bytes * 8 // self.type.bits
-        if packing == 1 and self.type.bits % 8 == 0:
-            return self.shape
-        return (self.lanes,)
+        return (self.lanes,) if self.dtype in _PACKED else self.shape
 
 
 class FileSpec(msgspec.Struct, frozen=True, array_like=True):

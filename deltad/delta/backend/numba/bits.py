@@ -79,7 +79,7 @@ def within(typing: Any, lanes: Any, first: Any, span: Any, like: Any) -> Any:
 
 
 @intrinsic
-def at_least(  # noqa: PLR0917
+def at_least(
     typing: Any, lanes: Any, shift: Any, kept: Any, a: Any, b: Any, c: Any, d: Any, like: Any
 ) -> Any:
     """Four masks of the 64 lanes at an address: which exponents are at least a, b, c, d.

@@ -241,7 +241,11 @@ def _decode_small_classes(job: Word, segment: Word, like: Array) -> bool:
     store64(job, WAITING, _0)
     for first in range(_0, total, _BLOCK):
         count = min(_BLOCK, total - first)
-        lanes, groups, tail = scratch + np.uint64(SMALL_OLD) + first * lane_width(like), (count + _63) >> _6, tail_of(count)
+        lanes, groups, tail = (
+            scratch + np.uint64(SMALL_OLD) + first * lane_width(like),
+            (count + _63) >> _6,
+            tail_of(count),
+        )
         places, at = scratch + np.uint64(SMALL_FOUND) + (first << _2), scratch + np.uint64(INDICES)
         for c in range(load64(job, SMALL)):
             mine = load64(job, CLASSES) + c * _CLASS_BYTES

@@ -23,7 +23,6 @@ from deltad.delta.backend.numba.bits import (
     load_lane,
     lowest,
     ones,
-    prefetch,
     store8,
     store32,
     store64,
@@ -85,8 +84,6 @@ from deltad.delta.backend.numba.job import (
     PICKED_BUSY,
     RANKS,
     RECORDS,
-    SAMPLE_PERIOD,
-    SAMPLE_RUN,
     SCRATCH,
     SEGMENT,
     SEGMENT_COLUMNS,
@@ -373,36 +370,3 @@ def encode(job: Word, like: Array) -> bool:
         return False
     _code_small_classes(job, like)
     return True
-
-
-@kernel
-def histogram(job: Word, like: Array, tables: Array) -> None:
-    """Count the sampled lanes of the frame by exponent: `tables` (shape [4, exponents], zeros) is to be added up.
-
-    The low half of an entry counts lanes, the high half those that changed. Four tables, so that lanes of
-    one exponent need not wait for each other.
-    """
-    width, mantissa, magnitude = lane_width(like), load64(job, MANTISSA), load64(job, FULL) >> _1
-    period, run = load64(job, SAMPLE_PERIOD), load64(job, SAMPLE_RUN)
-    first = np.uint64(0)
-    for i in range(load64(job, SEGMENT_COUNT)):
-        segment = load64(job, SEGMENTS) + i * _SEGMENT_BYTES
-        old, new, lanes = load64(segment, OLD), load64(segment, NEW), load64(segment, LANES)
-        at = np.uint64(0)
-        while at < lanes:
-            within_period = (first + at) % period
-            if within_period >= run:
-                at += period - within_period
-                continue
-            end = min(lanes, at + run - within_period)
-            for line in range(_0, run * width, _64):  # runs are far apart: fetch the next one meanwhile
-                prefetch(old + (at + period) * width + line)
-                prefetch(new + (at + period) * width + line)
-            for j in range(at, end):
-                before = load_lane(old, j, like)
-                exponent = (before & magnitude) >> mantissa
-                tables[j & np.uint64(3), exponent] += _1 + (
-                    np.uint64(before != load_lane(new, j, like)) << np.uint64(32)
-                )
-            at = end
-        first += lanes

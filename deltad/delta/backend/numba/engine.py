@@ -13,23 +13,21 @@ import numpy.typing as npt
 
 from deltad.delta.backend import UNSIGNED, Changes, EncodedFrame, Lanes, Mode, Place, Segments, Stream
 from deltad.delta.backend.numba.decoding import apply_changes, compose_blind, decode_context, write_lanes
-from deltad.delta.backend.numba.encoding import encode, histogram
+from deltad.delta.backend.numba.encoding import encode
 from deltad.delta.backend.numba.job import (
     COMPOSE,
     COUNT,
     LANES_OUT,
     POSITIONS,
-    SAMPLE_PERIOD,
-    SAMPLE_RUN,
     Job,
     address,
     keys_address,
     like,
 )
+from deltad.delta.backend.numba.planning import plan, sample
 from deltad.delta.backend.numba.streams import Input, Output
 from deltad.delta.backend.numba.sums import sum_bytes
 from deltad.delta.backend.numpy import check_sums
-from deltad.delta.classes import RUN_LANES, Histogram, plan, run_stride
 from deltad.delta.coding import Coder, Coding, exponents
 from deltad.delta.difference import from_codes
 from deltad.delta.digest import U64, zero_sum
@@ -48,11 +46,12 @@ class NumbaBackend:
         self, old: Segments, new: Segments, places: Sequence[Place], dtype: DType, mode: Mode
     ) -> EncodedFrame | None:
         lanes = sum(segment.size for segment in old)
+        job = Job(dtype, old, new, places)
         coding = Coding(Coder.BLIND, lanes, 0)
         if mode != "blind" and exponents(dtype):
-            table = plan(sample(old, new, dtype), lanes, mode)
+            table = plan(sample(job, lanes), lanes, mode)
             coding = Coding(Coder.CONTEXT, lanes, 0, table.small, table.starts, table.marked)
-        job = Job(coding, dtype, old, new, places)
+            job.set_coding(coding)
         output = Output(job)
         while not encode(job.address, like(dtype)):
             output.enlarge()
@@ -71,7 +70,7 @@ class NumbaBackend:
             given.check_count(0, positions.size)
             return Changes(positions, from_codes(given.values(0)[: positions.size], dtype))
         assert base is not None, "context frames are decoded beside their base"
-        job = Job(coding, dtype, base, None, [])
+        job = Job(dtype, base, None, [])
         found, differences = _decode(job, coding, given, composes=False)
         firsts = np.cumsum([0, *(segment.size for segment in base)])[:-1]
         positions = found + np.repeat(firsts, job.segments[:, COUNT].astype(np.int64))
@@ -82,7 +81,8 @@ class NumbaBackend:
         positions, differences = np.ascontiguousarray(changes.positions), np.ascontiguousarray(changes.differences)
         if positions.size and not 0 <= positions[0] <= positions[-1] < target.size:
             raise ValueError(f"positions {positions[0]} to {positions[-1]} in {target.size} lanes")
-        job = Job(Coding(Coder.BLIND, target.size, positions.size), dtype, [target], None, [Place(seed, 0)])
+        job = Job(dtype, [target], None, [Place(seed, 0)])
+        job.set_coding(Coding(Coder.BLIND, target.size, positions.size))
         old = np.empty(positions.size, UNSIGNED[dtype.lane_bytes])
         apply_changes(
             job.address,
@@ -103,7 +103,7 @@ class NumbaBackend:
         places: Sequence[Place],
         dtype: DType,
     ) -> U64:
-        job = Job(coding, dtype, target, None, places)
+        job = Job(dtype, target, None, places)
         _decode(job, coding, Input(coding, streams, dtype), composes=True)
         check_sums(job.sums, check)
         write_lanes(job.address, like(dtype))
@@ -122,6 +122,7 @@ def _decode(job: Job, coding: Coding, given: Input, *, composes: bool) -> tuple[
     lanes = np.empty(coding.changed + _PREFETCHED, UNSIGNED[job.dtype.lane_bytes])
     job.words[POSITIONS], job.words[LANES_OUT] = address(positions), address(lanes)
     job.words[COMPOSE] = composes
+    job.set_coding(coding)
     given.give_to(job)
     if coding.coder is Coder.CONTEXT:
         fits = decode_context(job.address, like(job.dtype))
@@ -146,16 +147,3 @@ def _decode(job: Job, coding: Coding, given: Input, *, composes: bool) -> tuple[
 def _check_changed(coding: Coding, found: int) -> None:
     if found != coding.changed:
         raise FormatError("frame", expected=f"{coding.changed} changes", found=str(found))
-
-
-def sample(old: Segments, new: Segments, dtype: DType) -> Histogram:
-    """Equal to `deltad.delta.classes.sample`."""
-    lanes = sum(segment.size for segment in old)
-    job = Job(Coding(Coder.BLIND, lanes, 0), dtype, old, new, [])
-    job.words[SAMPLE_PERIOD], job.words[SAMPLE_RUN] = RUN_LANES * run_stride(lanes), RUN_LANES
-    tables = np.zeros((4, exponents(dtype)), np.uint64)
-    histogram(job.address, like(dtype), tables)
-    counted = tables.sum(axis=0, dtype=np.uint64)
-    # A frame has at most 2^30 lanes, so no half runs over.
-    low = counted & np.uint64(0xFFFFFFFF)
-    return Histogram(low.astype(np.int64), (counted >> np.uint64(32)).astype(np.int64))

@@ -200,7 +200,7 @@ def compare(old: Word, new: Word, groups: Word, tail: Word, scratch: Word, like:
 
 
 @phase
-def members_of(  # noqa: PLR0917
+def members_of(
     lanes: Word, groups: Word, tail: Word, first: Word, span: Word, rank: Word, scratch: Word, like: Array
 ) -> Word:
     """Masks of the lanes whose magnitude is in a class of `span` from `first` on, and ranks from `rank` on.

@@ -130,10 +130,11 @@ def packed_keys() -> Words:
 
 
 _KEYS = packed_keys()
+_KEYS_ADDRESS = address(_KEYS)
 
 
 def keys_address() -> int:
-    return address(_KEYS)
+    return _KEYS_ADDRESS
 
 
 def like(dtype: DType) -> Lanes:
@@ -145,60 +146,61 @@ _LIKE = {width: np.zeros(1, kind) for width, kind in UNSIGNED.items()}
 
 
 class Job:
-    """The tables of one job. `old` and `new` are the frame's segments; `new` is absent when decoding."""
+    """The tables of one job. `old` and `new` are the frame's segments; `new` is absent when decoding.
 
-    def __init__(
-        self, coding: Coding, dtype: DType, old: Segments, new: Segments | None, places: Sequence[Place]
-    ) -> None:
+    A new job is for the blind coder; `set_classes` makes it one for the context coder.
+    """
+
+    def __init__(self, dtype: DType, old: Segments, new: Segments | None, places: Sequence[Place]) -> None:
         self.held: tuple[object, ...] = (old, new, _local.scratch)
         self.dtype = dtype
-        self.segments = np.zeros((len(old), SEGMENT_COLUMNS), np.uint64)
-        for i, lanes in enumerate(old):
-            self.segments[i, OLD] = address(lanes)
-            self.segments[i, NEW] = address(new[i]) if new is not None else 0
-            self.segments[i, LANES] = lanes.size
-        for i, place in enumerate(places):
-            self.segments[i, SEED], self.segments[i, START] = place.seed, place.start
-        self.classes = np.zeros((coding.classes, CLASS_COLUMNS), np.uint64)
+        rows = [(address(lanes), 0, lanes.size, 0, 0, 0, 0, 0) for lanes in old]
+        self.segments = np.array(rows, np.uint64).reshape(len(rows), SEGMENT_COLUMNS)
+        if new is not None:
+            self.segments[:, NEW] = [address(lanes) for lanes in new]
+        if places:
+            self.segments[:, SEED] = [place.seed for place in places]
+            self.segments[:, START] = [place.start for place in places]
         self.words = np.zeros(40, np.uint64)
         bits = 8 * dtype.lane_bytes
         full = (1 << bits) - 1
-        context = coding.coder is Coder.CONTEXT
         self._set(
             {
                 SCRATCH: address(_local.scratch),
-                KEYS: address(_KEYS),
+                KEYS: _KEYS_ADDRESS,
                 SEGMENTS: address(self.segments),
-                SEGMENT_COUNT: len(old),
-                CLASSES: address(self.classes),
-                CLASS_COUNT: coding.classes,
-                SMALL: coding.small,
+                SEGMENT_COUNT: len(rows),
                 XOR: dtype.difference is Difference.XOR,
                 FLIP: full >> 1 if dtype.difference is Difference.LINE else 0,
-                ADJUST: (1 << 64) - 1 if context else 0,
                 FULL: full,
                 SIGN: bits - 1,
-                CHANGED: coding.changed,
             }
         )
         if dtype.name in MANTISSA_BITS:
             self._set({MANTISSA: MANTISSA_BITS[dtype.name], EXPONENTS: exponents(dtype) - 1})
-        if context:
-            self._set_classes(coding, dtype)
+        self._make_classes(1)
+
+    def set_coding(self, coding: Coding) -> None:
+        """Code by this: its classes, and how many changes there must be."""
+        self.words[CHANGED] = coding.changed
+        if coding.coder is not Coder.CONTEXT:
+            return
+        self._make_classes(coding.classes)
+        mantissa, small, bulk = MANTISSA_BITS[self.dtype.name], coding.small, coding.starts[coding.small :]
+        bounds = [start << mantissa for start in (*coding.starts, exponents(self.dtype))]
+        self.classes[:, FIRST] = bounds[:-1]
+        self.classes[:, SPAN] = [end - first for first, end in pairwise(bounds)]
+        self.classes[:, UNCHANGED] = [(1 << 64) - 1 if coding.codes_unchanged(c) else 0 for c in range(coding.classes)]
+        self.words[BORDERS : BORDERS + BULK_CLASSES] = (*bulk[:1] * (BULK_CLASSES - len(bulk)), *bulk)
+        self._set({SMALL: small, ADJUST: (1 << 64) - 1})
+
+    def _make_classes(self, count: int) -> None:
+        self.classes = np.zeros((count, CLASS_COLUMNS), np.uint64)
+        self._set({CLASSES: address(self.classes), CLASS_COUNT: count})
 
     def _set(self, words: dict[int, int]) -> None:
         for column, value in words.items():
             self.words[column] = value
-
-    def _set_classes(self, coding: Coding, dtype: DType) -> None:
-        mantissa = MANTISSA_BITS[dtype.name]
-        bounds = [start << mantissa for start in (*coding.starts, exponents(dtype))]
-        for index, (first, end) in enumerate(pairwise(bounds)):
-            self.classes[index, FIRST] = first
-            self.classes[index, SPAN] = end - first
-            self.classes[index, UNCHANGED] = (1 << 64) - 1 if coding.codes_unchanged(index) else 0
-        bulk = coding.starts[coding.small :]
-        self.words[BORDERS : BORDERS + BULK_CLASSES] = (*bulk[:1] * (BULK_CLASSES - len(bulk)), *bulk)
 
     @property
     def sums(self) -> Words:

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import math
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import msgspec
@@ -35,6 +37,16 @@ _U32 = struct.Struct("<I")
 _Index = npt.NDArray[np.int64]
 _ZSTD_LEVEL = 1
 _SMALLEST_WORTH_COMPRESSING = 48
+
+
+class _Local(threading.local):
+    """A compressor is not for several threads at once, and a new one costs as much as the streams of a class."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=False)
+
+
+_local = _Local()
 
 
 class Rect(msgspec.Struct, frozen=True, array_like=True):
@@ -109,7 +121,7 @@ class Rect(msgspec.Struct, frozen=True, array_like=True):
         return which + begin, local[which]
 
 
-class FrameHeader(msgspec.Struct, frozen=True, array_like=True):
+class FrameHeader(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """What a frame says of itself. `streams` holds (plain length, stored length) in bytes.
 
     `check` is what the frame adds to the element sums, over all its tensors: two u64, little-endian. A frame
@@ -127,7 +139,7 @@ class FrameHeader(msgspec.Struct, frozen=True, array_like=True):
     marked: int
     streams: tuple[tuple[int, int], ...]
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         return sum(rect.lanes for rect in self.rects)
 
@@ -207,7 +219,7 @@ def write_frame(dtype: str, rects: Sequence[Rect], coding: Coding, check: bytes,
 
     `check` is what the frame adds to the element sums, 16 bytes, or none where that is not known.
     """
-    compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=False)
+    compressor = _local.compressor
     stored: list[bytes | memoryview] = []
     for stream in streams:
         plain = stream.data if isinstance(stream, np.ndarray) else memoryview(stream)
@@ -327,6 +339,8 @@ def _check_rect(rect: Rect, tensor: TensorSpec, dtype: str) -> None:
 
 def _check_disjoint(rects: Sequence[Rect], layout: Layout) -> None:
     """No lane may be changed twice: what a frame does would depend on the order."""
+    if len({rect.tensor for rect in rects}) == len(rects):
+        return
     by_tensor: dict[int, list[Rect]] = {}
     for rect in rects:
         by_tensor.setdefault(rect.tensor, []).append(rect)

@@ -79,9 +79,7 @@ def within(typing: Any, lanes: Any, first: Any, span: Any, like: Any) -> Any:
 
 
 @intrinsic
-def at_least(
-    typing: Any, lanes: Any, shift: Any, kept: Any, a: Any, b: Any, c: Any, d: Any, like: Any
-) -> Any:
+def at_least(typing: Any, lanes: Any, shift: Any, kept: Any, a: Any, b: Any, c: Any, d: Any, like: Any) -> Any:
     """Four masks of the 64 lanes at an address: which exponents are at least a, b, c, d.
 
     An exponent is a lane shifted right by `shift`, and of that the bits `kept`. Exponents are compared as bytes,

@@ -25,10 +25,12 @@ Words = npt.NDArray[np.uint64]
 BLOCK = 2048
 """Lanes that are read at a time. What of old and new is needed a second time is still in a first-level cache of
 32 KiB then: a miss would have to queue up behind all that is being fetched from memory."""
-GROUPS = BLOCK // 64
+BASE_BLOCK = 4096
+"""Lanes that are read at a time where there is no new one beside each."""
+GROUPS = BASE_BLOCK // 64
 BATCH = 1024
 """From so many on, what blocks have left to do for changes, or for lanes of small classes, is done."""
-WAITING_LANES = BLOCK + BATCH
+WAITING_LANES = BASE_BLOCK + BATCH
 """At most so many of either wait."""
 SLACK = 64
 """Entries that scratch and streams have beyond what is counted: kernels write a little further."""

@@ -40,10 +40,11 @@ _SMALLEST_WORTH_COMPRESSING = 48
 
 
 class _Local(threading.local):
-    """A compressor is not for several threads at once, and a new one costs as much as the streams of a class."""
+    """zstd's own memory: not for several threads at once, and a new one costs more than a stream takes."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=False)
+        self.decompressor = zstandard.ZstdDecompressor()
 
 
 _local = _Local()
@@ -372,6 +373,6 @@ def _read_stream(stored: memoryview, plain_length: int) -> bytes:
         claimed = zstandard.frame_content_size(stored)
         if claimed != plain_length:
             raise FormatError("frame: stream", expected=f"{plain_length} bytes", found=f"zstd claims {claimed}")
-        return zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
+        return _local.decompressor.decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FormatError("frame: stream", expected="a zstd frame", found=str(error)) from None

@@ -97,7 +97,7 @@ RECORD_BYTES = 64
 # Offsets in the scratch, in bytes. All areas of lanes are large enough for the widest. Those that a loop
 # reads while it writes to another begin in different places of a page: processors compare no more than
 # those twelve bits before they believe that a read needs an earlier write.
-_AREA = 21 * 4096
+_AREA = 12 * 4096
 BLOCK_OLD, BLOCK_NEW, SMALL_OLD, SMALL_NEW = (n * _AREA for n in range(4))
 CHANGED_OLD, CHANGED_NEW, CODES = 4 * _AREA, 5 * _AREA + 1024, 6 * _AREA + 3072
 FOUND, INDICES, SMALL_FOUND = 7 * _AREA + 2048, 8 * _AREA + 2560, 9 * _AREA + 2048

@@ -29,6 +29,7 @@ class Limits:
     page_chunks: int = 4096
     chunks: int = 500_000
     chunk_bytes: int = 8 * MIB
+    pack_bytes: int = 256 * MIB
     frame_header_bytes: int = 1 * MIB
     frame_rects: int = 4096
     frame_lanes: int = 32 * MIB

@@ -218,7 +218,7 @@ class Origin:
     ) -> Manifest:
         chunks: list[ChunkRef] = []
         for chunk in encoder.chunks():
-            self._store.put(chunk.data)
+            self._store.put_chunk(chunk.data)
             chunks.append(chunk.ref)
         pages = []
         for page, data in make_pages(chunks, limits=self._store.limits):

@@ -320,8 +320,9 @@ class RunPull:
         if not self.pull.object_arrived(arrived, _now()):
             self._note_problem()
             return
+        put = self._store.put_chunk if arrived.wanted.kind is Kind.CHUNK else self._store.put
         try:
-            await self._guarded(asyncio.to_thread(self._store.put, arrived.data))
+            await self._guarded(asyncio.to_thread(put, arrived.data))
         except DeltadError as error:
             log.error("object_not_stored", run=self.run_id, object=str(arrived.wanted), error=str(error))
             self.pull.object_failed(arrived.wanted, _now())

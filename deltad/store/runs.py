@@ -5,7 +5,7 @@ Order of writes in `commit`, with what a crash leaves in each gap:
 1. all objects that the record names are durable (the caller wrote them; checked here);
 2. the record, under its final name. Killed before: unused objects are left, and publishing again
    reuses them. Killed after: the record is whole and all it names is durable, so opening the store
-   rolls `latest` forward to it;
+   syncs its name and rolls `latest` forward to it;
 3. `latest`, replaced atomically. Killed before the directory's sync: the old or the new pointer, and
    the old one is rolled forward as above.
 """
@@ -25,7 +25,7 @@ from deltad.errors import FormatError, IntegrityError, NotFoundError
 from deltad.limits import Limits
 from deltad.protocol.publish import check_same, check_successor
 from deltad.protocol.pull_plan import check_manifest, check_tables
-from deltad.store.disk import make_directory, write_durably
+from deltad.store.disk import FileSystem, make_directory, read_file, store_error, write_durably
 from deltad.store.objects import ObjectStore
 from deltad.types import Digest, RunId, Version, VersionId
 
@@ -42,12 +42,22 @@ class Pointer(msgspec.Struct, frozen=True):
 class RunStore:
     """One run's records in one store. Methods may be called from any thread."""
 
-    def __init__(self, run: RunId, directory: Path, objects: ObjectStore, scratch: Path, limits: Limits) -> None:
+    def __init__(
+        self,
+        run: RunId,
+        directory: Path,
+        objects: ObjectStore,
+        *,
+        scratch: Path,
+        limits: Limits,
+        files: FileSystem,
+    ) -> None:
         self.run = run
         self.directory = directory
         self._objects = objects
         self._scratch = scratch
         self._limits = limits
+        self._files = files
         self._writer = threading.Lock()
         """Held for a whole commit."""
         self._lock = threading.Lock()
@@ -95,8 +105,8 @@ class RunStore:
             check_successor(None if self._latest is None else self._records[self._latest], record)
             for variant in record.variants:
                 self._check_complete(record, variant)
-            make_directory(self.directory / "records")
-            write_durably(self._record_path(record.version), data, scratch=self._scratch)
+            make_directory(self.directory / "records", self._files)
+            self._write(self._record_path(record.version), data)
             self._point(record)
             with self._lock:
                 self._records[record.version] = record
@@ -148,31 +158,43 @@ class RunStore:
 
     def _point(self, record: VersionRecord) -> None:
         pointer = Pointer(record.version, record.digest)
-        write_durably(self.directory / "latest", msgspec.json.encode(pointer), scratch=self._scratch)
+        self._write(self.directory / "latest", msgspec.json.encode(pointer))
+
+    def _write(self, path: Path, data: bytes) -> None:
+        write_durably(path, data, scratch=self._scratch, files=self._files)
 
     def _load(self) -> None:
         directory = self.directory / "records"
-        if not directory.is_dir():
-            return
-        for path in sorted(directory.iterdir()):
-            match = _RECORD_NAME.fullmatch(path.name)
-            if not match:
-                raise FormatError(f"{path}", expected="a record named like e000001-v000123.record")
-            record = decode_record(path.read_bytes(), limits=self._limits)
-            if record.run != self.run or record.version != Version(int(match[1]), int(match[2])):
-                raise IntegrityError(f"{path}", expected=f"the record of {self.run}", found=f"that of {record.id}")
-            self._records[record.version] = record
+        try:
+            if self._files.entry(directory) is None:
+                return
+            # A name whose directory was not synced before a kill is there, but not yet for good.
+            self._files.sync_directory(self.directory)
+            self._files.sync_directory(directory)
+            for entry in self._files.entries(directory):
+                self._load_record(directory / entry.name)
+        except OSError as error:
+            raise store_error(error, directory, 0, self._files) from error
         self._check_pointer()
         if self._records:
             self._latest = max(self._records)
+
+    def _load_record(self, path: Path) -> None:
+        match = _RECORD_NAME.fullmatch(path.name)
+        if not match:
+            raise FormatError(f"{path}", expected="a record named like e000001-v000123.record")
+        record = decode_record(read_file(path, self._files), limits=self._limits)
+        if record.run != self.run or record.version != Version(int(match[1]), int(match[2])):
+            raise IntegrityError(f"{path}", expected=f"the record of {self.run}", found=f"that of {record.id}")
+        self._records[record.version] = record
 
     def _check_pointer(self) -> None:
         """The pointer must name a record that is here; an older one is rolled forward (see above)."""
         path = self.directory / "latest"
         pointed: Version | None = None
-        if path.exists():
+        if self._files.entry(path) is not None:
             try:
-                pointer = msgspec.json.decode(path.read_bytes(), type=Pointer)
+                pointer = msgspec.json.decode(read_file(path, self._files), type=Pointer)
             except msgspec.DecodeError as error:
                 raise FormatError(f"{path}", expected="a pointer to a record", found=str(error)) from None
             record = self._records.get(pointer.version)

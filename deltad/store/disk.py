@@ -40,8 +40,8 @@ class File(Protocol):
     def read(self, count: int, offset: int) -> bytes:
         """Up to `count` bytes from `offset`; fewer only where the file ends."""
 
-    def append(self, data: bytes | memoryview) -> None:
-        """Write all of `data` after the last byte. After an error, any part of it may be there."""
+    def write(self, data: bytes, offset: int) -> None:
+        """Write all of `data` at `offset`. After an error, any part of it may be there."""
 
     def truncate(self, size: int) -> None: ...
 
@@ -69,8 +69,8 @@ class FileSystem(Protocol):
     def create(self, path: Path) -> File:
         """A new file, open for writing. FileExistsError if there is one."""
 
-    def append(self, path: Path) -> File:
-        """An existing file, open for reading and for writing at its end."""
+    def edit(self, path: Path) -> File:
+        """An existing file, open for reading and writing."""
 
     def open(self, path: Path) -> File:
         """An existing file, open for reading. It stays readable when its name is removed."""
@@ -113,10 +113,11 @@ class _OpenFile:
             count, offset = count - len(data), offset + len(data)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def append(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes, offset: int) -> None:
         view = memoryview(data)
         while view:
-            view = view[os.write(self._descriptor, view) :]
+            written = os.pwrite(self._descriptor, view, offset)
+            view, offset = view[written:], offset + written
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)
@@ -135,11 +136,10 @@ class Disk:
     """The file system of this host."""
 
     def create(self, path: Path) -> File:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return _OpenFile(os.open(path, flags, 0o640))
+        return _OpenFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640))
 
-    def append(self, path: Path) -> File:
-        return _OpenFile(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC))
+    def edit(self, path: Path) -> File:
+        return _OpenFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def open(self, path: Path) -> File:
         return _OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
@@ -219,7 +219,7 @@ def write_durably(path: Path, data: bytes, *, scratch: Path, files: FileSystem =
     try:
         file = files.create(temporary)
         try:
-            file.append(data)
+            file.write(data, 0)
             file.sync()
         finally:
             file.close()

@@ -39,6 +39,11 @@ class Packed:
     size: int
 
     @property
+    def start(self) -> int:
+        """Where its entry begins."""
+        return self.offset - HEADER_BYTES
+
+    @property
     def end(self) -> int:
         """Where the next entry begins."""
         return _aligned(self.offset + self.size)
@@ -48,11 +53,13 @@ class Packed:
 class Scanned:
     """What a pack holds. `end` is where the last whole entry ends.
 
+    All before `synced` is proven to be durable; the entries behind it are whole, and no more is known.
     `rotten` is where an entry is unreadable although later bytes prove that it had been synced, else None.
     """
 
     entries: tuple[Packed, ...]
     end: int
+    synced: int
     rotten: int | None = None
 
 
@@ -82,12 +89,11 @@ def scan(read: Read, size: int, token: bytes, *, proven: bool) -> Scanned:
     if at < size:
         synced = max([synced, *_borders(read, size, token, at)])
         if synced > at:
-            return Scanned(tuple(entries), at, rotten=at)
+            return Scanned(tuple(entries), at, at, rotten=at)
     for i, packed in enumerate(entries):
-        start = packed.offset - HEADER_BYTES
-        if start >= synced and sha256(read(packed.size, packed.offset)) != packed.digest:
-            return Scanned(tuple(entries[:i]), start)
-    return Scanned(tuple(entries), at)
+        if packed.start >= synced and sha256(read(packed.size, packed.offset)) != packed.digest:
+            return Scanned(tuple(entries[:i]), packed.start, synced)
+    return Scanned(tuple(entries), at, synced)
 
 
 def encode_index(token: bytes, entries: Iterable[Packed], length: int) -> bytes:

@@ -125,7 +125,7 @@ class Packs:
         file = pack.file
         assert file is not None
         try:
-            file.append(encode_entry(pack.token, digest, data, synced=pack.end))
+            file.write(encode_entry(pack.token, digest, data, synced=pack.end), pack.end)
             file.sync()
             if pack.end == 0:
                 self._files.sync_directory(self._directory)
@@ -154,7 +154,7 @@ class Packs:
         pack = self._current
         if pack is not None and (not pack.end or pack.end + entry_bytes(size) <= self._limits.pack_bytes):
             if pack.file is None:
-                pack.file = self._files.append(pack.path)
+                pack.file = self._files.edit(pack.path)
             return pack
         if pack is not None:
             self._seal(pack)
@@ -205,7 +205,7 @@ class Packs:
 
     def _scan(self, pack: _Pack, size: int, *, proven: bool) -> tuple[Packed, ...]:
         """Read a pack by its entries, cut a torn tail off, and sync what is left."""
-        file = self._files.append(pack.path)
+        file = self._files.edit(pack.path)
         try:
             found = scan(file.read, size, pack.token, proven=proven)
             if found.rotten is not None:
@@ -218,7 +218,11 @@ class Packs:
             if found.end < size:
                 log.warning("pack_tail_cut", pack=str(pack.path), at=found.end, bytes=size - found.end)
                 file.truncate(found.end)
-            # What a killed process wrote and did not sync is seen here, but is not yet on the disk.
+            # What a killed process wrote, and did not sync or failed to, is seen here, but is not yet on the disk.
+            # Written again, it is synced in truth; the bytes are the same, so a torn write does no harm.
+            for packed in found.entries:
+                if packed.start >= found.synced:
+                    file.write(file.read(packed.end - packed.start, packed.start), packed.start)
             file.sync()
         finally:
             file.close()

@@ -7,6 +7,8 @@ compared with its name whenever they are read, so rot is found by use.
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -50,12 +52,24 @@ class ObjectReader:
 class ObjectStore:
     """All objects of one store. Methods may be called from any thread."""
 
-    def __init__(self, root: Path, packs: Packs, scratch: Path, limits: Limits, files: FileSystem) -> None:
+    def __init__(
+        self,
+        root: Path,
+        packs: Packs,
+        *,
+        scratch: Path,
+        limits: Limits,
+        files: FileSystem,
+        clock: Callable[[], float],
+    ) -> None:
         self._root = root
         self._packs = packs
         self._scratch = scratch
         self._limits = limits
         self._files = files
+        self._clock = clock
+        self._asking = threading.Lock()
+        self._asked: dict[Digest, float] = {}
 
     def load(self) -> None:
         """Sync the names of all objects, and heal the packs."""
@@ -65,11 +79,20 @@ class ObjectStore:
             self._files.sync_directory(shard)
         self._packs.load()
 
+    def last_asked(self, digest: Digest) -> float | None:
+        """When an object was last stored, read or asked for in this life."""
+        return self._asked.get(digest)
+
     def has(self, digest: Digest) -> bool:
+        self._ask(digest)
         return self._packs.extent(digest) is not None or self._files.entry(self._path(digest)) is not None
 
     def extent(self, digest: Digest) -> Extent:
         """Where an object's bytes are now. Raises NotFoundError."""
+        self._ask(digest)
+        return self._extent(digest)
+
+    def _extent(self, digest: Digest) -> Extent:
         if extent := self._packs.extent(digest):
             return extent
         path = self._path(digest)
@@ -80,8 +103,12 @@ class ObjectStore:
 
     def open(self, digest: Digest) -> ObjectReader:
         """Open an object for reading piece by piece. Raises NotFoundError or StoreError."""
+        self._ask(digest)
+        return self._open(digest)
+
+    def _open(self, digest: Digest) -> ObjectReader:
         while True:
-            extent = self.extent(digest)
+            extent = self._extent(digest)
             try:
                 return ObjectReader(self._files.open(extent.path), extent)
             except FileNotFoundError:
@@ -93,8 +120,13 @@ class ObjectStore:
 
     def read(self, digest: Digest) -> bytes:
         """The object's bytes, checked. Raises NotFoundError, IntegrityError or StoreError."""
-        extent = self.extent(digest)
-        with self.open(digest) as reader:
+        self._ask(digest)
+        return self.read_unasked(digest)
+
+    def read_unasked(self, digest: Digest) -> bytes:
+        """Like `read`, by one who does not need the object."""
+        extent = self._extent(digest)
+        with self._open(digest) as reader:
             try:
                 data = reader.read(reader.size, 0)
             except OSError as error:
@@ -112,6 +144,7 @@ class ObjectStore:
     def put(self, data: bytes) -> Digest:
         """Store a small object; durable on return. What is held already is compared, and replaced if damaged."""
         digest = sha256(data)
+        self._ask(digest)
         if self._holds(digest, data):
             return digest
         if self._packs.extent(digest):
@@ -132,25 +165,59 @@ class ObjectStore:
     def put_chunk(self, data: bytes) -> Digest:
         """Store a chunk behind the one that was stored last; durable on return. Else like `put`."""
         digest = sha256(data)
+        self._ask(digest)
         if not self._holds(digest, data):
             self._keep_reserve(self._root, len(data))
             self._packs.add(digest, data)
         return digest
 
-    def digests(self) -> list[Digest]:
-        """All objects that are held. Raises FormatError for a foreign file."""
-        found = self._packs.digests()
+    def sizes(self) -> dict[Digest, int]:
+        """All objects that are held, with their sizes in bytes. Raises FormatError for a foreign file."""
+        found = self._packs.sizes()
         for shard in self._shards():
             for entry in self._files.entries(shard):
                 if not _REST.fullmatch(entry.name):
                     raise FormatError(f"{shard / entry.name}", expected="an object", found="a foreign file")
-                found.append(Digest(bytes.fromhex(shard.name + entry.name)))
+                found.setdefault(Digest(bytes.fromhex(shard.name + entry.name)), entry.size)
         return found
+
+    def remove(self, dead: Iterable[Digest], spared: Callable[[Digest], bool]) -> None:
+        """Remove objects, but for those that are `spared` at the very moment.
+
+        The space of chunks comes back where little or nothing else is left in their pack. Raises StoreError.
+        """
+        packed: set[Digest] = set()
+        for digest in dead:
+            if self._packs.extent(digest) is not None:
+                packed.add(digest)
+            path = self._path(digest)
+            with self._asking:
+                if not spared(digest):
+                    try:
+                        self._files.unlink(path)
+                    except FileNotFoundError:
+                        pass
+                    except OSError as error:
+                        raise store_error(error, path, 0, self._files) from error
+        with self._asking:
+            empty, sparse = self._packs.forget({digest for digest in packed if not spared(digest)})
+        self._packs.remove(empty)
+        self._packs.rewrite(sparse)
+
+    def forget_asked(self, before: float) -> None:
+        """Forget what was asked for, and when, if that is long ago."""
+        with self._asking:
+            self._asked = {digest: asked for digest, asked in self._asked.items() if asked >= before}
 
     def used_bytes(self) -> int:
         """What all objects take on the disk, in bytes of file content."""
         loose = sum(entry.size for shard in self._shards() for entry in self._files.entries(shard))
         return loose + self._packs.used_bytes()
+
+    def _ask(self, digest: Digest) -> None:
+        # Under the lock that `remove` holds: whoever asks either keeps the object or finds it gone.
+        with self._asking:
+            self._asked[digest] = self._clock()
 
     def _path(self, digest: Digest) -> Path:
         name = digest.hex()
@@ -167,7 +234,7 @@ class ObjectStore:
 
     def _holds(self, digest: Digest, data: bytes) -> bool:
         try:
-            return self.read(digest) == data
+            return self.read_unasked(digest) == data
         except DeltadError:
             return False
 

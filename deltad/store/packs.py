@@ -17,7 +17,8 @@ from pathlib import Path
 
 import structlog
 
-from deltad.errors import FormatError, IntegrityError
+from deltad.delta.encoding import sha256
+from deltad.errors import FormatError, IntegrityError, StoreFullError
 from deltad.limits import Limits
 from deltad.store.disk import File, FileSystem, read_file, store_error, write_durably
 from deltad.store.pack import HEADER_BYTES, Packed, decode_index, encode_entry, encode_index, entry_bytes, scan
@@ -85,7 +86,8 @@ class Packs:
             for path in sorted((path for path in sizes if path.suffix == ".pack"), key=_parse_name):
                 self._load(path, sizes[path], sealed=path.with_suffix(".index") in sizes)
             for pack in self._packs[:-1]:
-                self._seal(pack)
+                with suppress(StoreFullError):  # an index saves time, and a full disk must not keep us from starting
+                    self._seal(pack)
             if self._packs and not self._packs[-1].sealed:
                 self._current = self._packs[-1]
         except OSError as error:
@@ -100,10 +102,10 @@ class Packs:
         found = self._index.get(digest)
         return None if found is None else Extent(found[0].path, found[1], found[2])
 
-    def digests(self) -> list[Digest]:
-        """All chunks that are held."""
+    def sizes(self) -> dict[Digest, int]:
+        """All chunks that are held, with their sizes in bytes."""
         with self._writing:
-            return list(self._index)
+            return {digest: size for digest, (_, _, size) in self._index.items()}
 
     def used_bytes(self) -> int:
         with self._writing:
@@ -120,6 +122,68 @@ class Packs:
                 self._append(pack, digest, data)
             except OSError as error:
                 raise store_error(error, self._directory, len(data), self._files) from error
+
+    def forget(self, dead: set[Digest]) -> tuple[list[_Pack], list[_Pack]]:
+        """Chunks that nobody needs. Returns the packs to remove, and those of which less than half is alive.
+
+        Of these packs the dead chunks are not held any more. In other packs they stay, and are held.
+        """
+        empty: list[_Pack] = []
+        sparse: list[_Pack] = []
+        with self._writing:
+            members: dict[_Pack, list[tuple[Digest, int]]] = {pack: [] for pack in self._packs}
+            for digest, (pack, _, size) in self._index.items():
+                members[pack].append((digest, size))
+            for pack, chunks in members.items():
+                alive = sum(entry_bytes(size) for digest, size in chunks if digest not in dead)
+                if alive and (pack is self._current or 2 * alive > pack.end):
+                    continue
+                (sparse if alive else empty).append(pack)
+                for digest, _ in chunks:
+                    if digest in dead:
+                        del self._index[digest]
+        return empty, sparse
+
+    def remove(self, packs: list[_Pack]) -> None:
+        """Remove packs that hold nothing. What is being read from them stays readable to its end."""
+        with self._writing:
+            for pack in packs:
+                if any(held is pack for held, _, _ in self._index.values()):
+                    continue  # a chunk was put into it meanwhile
+                if pack is self._current:
+                    self._let_go()
+                try:
+                    if pack.sealed:
+                        # An index without its pack tells of a loss, so it goes first, for good.
+                        self._files.unlink(pack.index_path)
+                        pack.sealed = False
+                        self._files.sync_directory(self._directory)
+                    self._files.unlink(pack.path)
+                except OSError as error:
+                    raise store_error(error, pack.path, 0, self._files) from error
+                self._packs.remove(pack)
+
+    def rewrite(self, packs: list[_Pack]) -> None:
+        """Move what lives in these packs behind the chunk that was stored last, and remove them."""
+        for pack in packs:
+            alive = [(digest, at, size) for digest, (held, at, size) in list(self._index.items()) if held is pack]
+            try:
+                file = self._files.open(pack.path)
+                try:
+                    chunks = ((digest, file.read(size, at)) for digest, at, size in alive)
+                    for digest, data in chunks:
+                        if sha256(data) != digest:
+                            raise IntegrityError(f"{pack.path}", expected=f"chunk {digest.hex()}", found="other bytes")
+                        self.add(digest, data)
+                finally:
+                    file.close()
+            except OSError as error:
+                raise store_error(error, pack.path, 0, self._files) from error
+            except (IntegrityError, StoreFullError) as error:
+                # Left as it is: it costs space, and nothing else.
+                log.warning("pack_not_rewritten", pack=str(pack.path), error=str(error))
+                continue
+            self.remove([pack])
 
     def _append(self, pack: _Pack, digest: Digest, data: bytes) -> None:
         file = pack.file

@@ -8,6 +8,8 @@ What is written in which order, and what a kill leaves in each gap, is told in d
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from deltad.errors import FormatError, StoreBusyError, UsageError
@@ -22,6 +24,7 @@ from deltad.store.disk import (
     store_error,
     write_durably,
 )
+from deltad.store.leases import Leases
 from deltad.store.objects import ObjectReader, ObjectStore
 from deltad.store.packs import Extent, Packs
 from deltad.store.runs import RunStore
@@ -38,7 +41,9 @@ _BEFORE_FORMAT = frozenset({"lock", "tmp"})
 class Store:
     """A host's durable state. Open it once per process; methods may be called from any thread."""
 
-    def __init__(self, path: Path, lock: Lock, limits: Limits, files: FileSystem) -> None:
+    def __init__(
+        self, path: Path, lock: Lock, *, limits: Limits, files: FileSystem, clock: Callable[[], float]
+    ) -> None:
         self.path = path
         self.limits = limits
         self._lock = lock
@@ -46,11 +51,22 @@ class Store:
         self._guard = threading.Lock()
         self.scratch = path / "tmp"
         self._packs = Packs(path / "packs", self.scratch, limits, files)
-        self._objects = ObjectStore(path / "objects", self._packs, self.scratch, limits, files)
+        self.objects = ObjectStore(
+            path / "objects", self._packs, scratch=self.scratch, limits=limits, files=files, clock=clock
+        )
+        self.clock = clock
+        self.leases = Leases(clock)
         self._runs: dict[RunId, RunStore] = {}
 
     @classmethod
-    def open(cls, path: Path, *, limits: Limits = DEFAULT_LIMITS, files: FileSystem = DISK) -> Store:
+    def open(
+        cls,
+        path: Path,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        files: FileSystem = DISK,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Store:
         """Open or create the store at `path` and hold it until `close`. An older format becomes this one.
 
         Raises StoreBusyError while another process holds it (a killed one does not), FormatError for a
@@ -61,7 +77,7 @@ class Store:
         _check_is_store(path, files)
         lock = _take_lock(path / "lock", files)
         try:
-            store = cls(path, lock, limits, files)
+            store = cls(path, lock, limits=limits, files=files, clock=clock)
             store._prepare()
         except OSError as error:
             lock.close()
@@ -77,48 +93,59 @@ class Store:
         self._lock.close()
 
     def has(self, digest: Digest) -> bool:
-        return self._objects.has(digest)
+        return self.objects.has(digest)
 
     def size(self, digest: Digest) -> int:
         """Size of an object in bytes. Raises NotFoundError."""
-        return self._objects.extent(digest).size
+        return self.objects.extent(digest).size
 
     def read(self, digest: Digest) -> bytes:
         """An object's bytes, checked against its name. Raises NotFoundError or IntegrityError."""
-        return self._objects.read(digest)
+        return self.objects.read(digest)
 
     def open_object(self, digest: Digest) -> ObjectReader:
         """Open an object to read it piece by piece, unchecked. Raises NotFoundError or StoreError."""
-        return self._objects.open(digest)
+        return self.objects.open(digest)
 
     def extent(self, digest: Digest) -> Extent:
         """Where an object's bytes are on disk at this moment. Raises NotFoundError."""
-        return self._objects.extent(digest)
+        return self.objects.extent(digest)
 
     def put(self, data: bytes) -> Digest:
         """Store an object that is no chunk; durable on return. Raises StoreFullError or StoreError."""
-        return self._objects.put(data)
+        return self.objects.put(data)
 
     def put_chunk(self, data: bytes) -> Digest:
         """Store a chunk, behind the one that was stored last; durable on return. Raises like `put`."""
-        return self._objects.put_chunk(data)
+        return self.objects.put_chunk(data)
 
     def digests(self) -> list[Digest]:
         """All objects that are held."""
-        return self._objects.digests()
+        return list(self.objects.sizes())
 
     def runs(self) -> list[RunId]:
         """The runs that have at least one version here."""
         with self._guard:
             return sorted(run for run, store in self._runs.items() if store.latest() is not None)
 
+    def held_runs(self) -> list[RunId]:
+        """All runs that have a directory here or were asked for, with versions or without."""
+        with self._guard:
+            return sorted(self._runs)
+
     def run(self, run: RunId) -> RunStore:
         """The run's records; a run without versions is empty, not an error."""
         with self._guard:
             if run not in self._runs:
-                directory = self.path / "runs" / run
                 self._runs[run] = RunStore(
-                    run, directory, self._objects, scratch=self.scratch, limits=self.limits, files=self._files
+                    run,
+                    self.path / "runs" / run,
+                    self.objects,
+                    scratch=self.scratch,
+                    limits=self.limits,
+                    files=self._files,
+                    leases=self.leases,
+                    clock=self.clock,
                 )
             return self._runs[run]
 
@@ -131,7 +158,7 @@ class Store:
 
     def used_bytes(self) -> int:
         """What all objects take on the disk."""
-        return self._objects.used_bytes()
+        return self.objects.used_bytes()
 
     def _prepare(self) -> None:
         make_directory(self.scratch, self._files)
@@ -150,7 +177,7 @@ class Store:
         for directory in (self.path, runs):
             # A directory whose name was not synced before a kill is there, but not yet for good.
             self._files.sync_directory(directory)
-        self._objects.load()
+        self.objects.load()
         for entry in self._files.entries(runs):
             try:
                 run = parse_run(entry.name)

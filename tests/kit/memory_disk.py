@@ -84,6 +84,7 @@ class MemoryDisk:
     def __init__(self, tree: dict[str, bytes | None] | None = None, *, free: int = 1 << 40) -> None:
         self.free = free
         self._refused = range(0)
+        self._kinds: tuple[str, ...] = ()
         self._code = 0
         self.operations: Counter[str] = Counter()
         """How many operations of each kind that change something were asked for."""
@@ -162,9 +163,9 @@ class MemoryDisk:
 
     # Beside the port.
 
-    def refuse(self, code: int, operations: range) -> None:
-        """Let operations that change something end with an errno, by their numbers, from 1."""
-        self._code, self._refused = code, operations
+    def refuse(self, code: int, operations: range, kinds: tuple[str, ...] = ()) -> None:
+        """Let operations that change something end with an errno, by their numbers, from 1; all `kinds`, or these."""
+        self._code, self._refused, self._kinds = code, operations, kinds
 
     def mark(self, text: str) -> None:
         """Note that something was acknowledged: a power cut after this must not undo it."""
@@ -211,7 +212,7 @@ class MemoryDisk:
 
     def _may(self, kind: str, path: Path) -> None:
         self.operations[kind] += 1
-        if self.operations.total() in self._refused:
+        if self.operations.total() in self._refused and (not self._kinds or kind in self._kinds):
             raise _refusal(self._code, path)
 
     def _name(self, *changes: tuple[Path, int | None]) -> None:

@@ -1,9 +1,12 @@
-"""Is what a store shows whole? Every object that leads to a version is read, and each is checked by its name."""
+"""Is what a store shows whole? Every object that leads to a version is read, and each is checked by its name.
+
+A collection does not see these reads: nobody has asked for anything.
+"""
 
 from __future__ import annotations
 
 from deltad.delta.layout import decode_layout
-from deltad.delta.manifest import decode_page
+from deltad.delta.manifest import decode_manifest, decode_page
 from deltad.delta.record import VersionRecord
 from deltad.store.path import find_path
 from deltad.store.store import Store
@@ -17,15 +20,14 @@ def read_version(store: Store, record: VersionRecord) -> set[Digest]:
 
     def read(digest: bytes) -> bytes:
         found.add(Digest(digest))
-        return store.read(Digest(digest))
+        return store.objects.read_unasked(Digest(digest))
 
     for variant in record.variants:
         layout = decode_layout(read(variant.layout), limits=store.limits)
         for file in layout.files:
             read(file.digest)
         for hop in find_path(record, variant.name, held=(), record=run.record).hops:
-            manifest = run.read_manifest(hop.edge)
-            read(hop.edge.manifest)
+            manifest = decode_manifest(read(hop.edge.manifest), limits=store.limits)
             read(manifest.layout)
             for page in manifest.pages:
                 for chunk in decode_page(read(page.digest), page, layout, limits=store.limits):

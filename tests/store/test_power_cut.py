@@ -14,6 +14,9 @@ import pytest
 
 from deltad.errors import StoreError, StoreFullError
 from deltad.limits import Limits
+from deltad.store.garbage import GRACE_SECONDS, collect
+from deltad.store.leases import LEASE_SECONDS
+from deltad.store.retention import Retention
 from deltad.store.store import Store
 from tests.kit.memory_disk import MemoryDisk
 from tests.kit.versions import SMALL_CHUNKS, Lineage, Published
@@ -129,6 +132,102 @@ def test_an_operation_that_fails_anywhere_is_an_error_and_never_counts_as_done(
     print(f"{refused} of {operations} operations were refused, each followed by power cuts, {tried} altogether")
     assert operations >= refused > operations // 2
     assert tried >= operations
+
+
+def collected(disk: MemoryDisk) -> Store:
+    """Open a store, let the time go by after which things may go, and keep the newest version alone."""
+    now = [0.0]
+    store = Store.open(STORE, limits=LIMITS, files=disk, clock=lambda: now[0])
+    now[0] += LEASE_SECONDS + GRACE_SECONDS
+    disk.mark("collecting")
+    collect(store, {store.runs()[0]: Retention(versions=1)})
+    return store
+
+
+@pytest.fixture(scope="module")
+def long_lineage() -> Lineage:
+    lineage = Lineage(limits=LIMITS, tensors=2)
+    for number in range(6):
+        lineage.publish(anchor=number == 3)
+    return lineage
+
+
+def test_a_power_cut_during_a_collection_leaves_all_versions_or_those_that_are_kept(long_lineage: Lineage) -> None:
+    *held, late = long_lineage.versions
+    disk = holding(held)
+    before = disk.point
+    collected(disk)
+    disk.mark("durable")
+    everything, kept = [v.version for v in held], [v.version for v in held[3:]]
+    tried = halfway = 0
+    for cut in disk.power_cuts(since=before):
+        store = opened(cut.disk)
+        visible = whole_versions(store, late.run)
+        assert visible in ((kept,) if "durable" in cut.marks else (everything, kept))
+        halfway += visible == kept and "durable" not in cut.marks
+        store.close()
+        again = collected(cut.disk)
+        assert whole_versions(again, late.run) == kept
+        assert {digest for version in held[3:] for digest in version.objects} >= set(again.digests())
+        late.commit_into(again)
+        assert whole_versions(again, late.run) == [*kept, late.version]
+        again.close()
+        tried += 1
+    print(
+        f"the power was cut at {disk.point - before} points of a collection in {tried} ways, {halfway} of them halfway"
+    )
+    assert tried > disk.point - before
+    assert halfway > 20
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["disk full", "input/output error"])
+def test_a_collection_that_is_refused_anywhere_takes_nothing_that_is_kept(
+    long_lineage: Lineage, code: int, lasting: bool
+) -> None:
+    *held, late = long_lineage.versions
+    before = holding(held).tree()
+    everything, kept = [v.version for v in held], [v.version for v in held[3:]]
+    disk = MemoryDisk(before)
+    collected(disk)
+    operations, refused = disk.operations.total(), 0
+    for operation in range(1, operations + 1):
+        disk = MemoryDisk(before)
+        disk.refuse(code, range(operation, operations * 10 if lasting else operation + 1))
+        try:
+            collected(disk).close()
+        except (StoreError, StoreFullError):
+            refused += 1
+        disk.refuse(0, range(0))
+        for cut in disk.power_cuts(since=disk.point):
+            assert whole_versions(opened(cut.disk), late.run) in (everything, kept)
+        disk = MemoryDisk(disk.tree())
+        again = collected(disk)
+        assert whole_versions(again, late.run) == kept
+        late.commit_into(again)
+        assert whole_versions(again, late.run) == [*kept, late.version]
+    print(f"{refused} of {operations} operations of a collection were refused")
+    assert operations >= refused > operations // 2
+
+
+def test_a_disk_that_is_full_to_the_last_byte_is_made_room_on(long_lineage: Lineage) -> None:
+    *held, late = long_lineage.versions
+    disk = holding(held)
+    now = [0.0]
+    store = Store.open(STORE, limits=LIMITS, files=disk, clock=lambda: now[0])
+    now[0] += LEASE_SECONDS + GRACE_SECONDS
+    disk.refuse(errno.ENOSPC, range(1, 10_000), kinds=("create", "write", "mkdir"))
+    before = store.used_bytes()
+    with pytest.raises(StoreFullError):
+        late.commit_into(store)
+    start = disk.point
+    collect(store, {late.run: Retention(versions=1)})
+    assert store.used_bytes() < before
+    everything = [version.version for version in held]
+    seen = {tuple(whole_versions(opened(cut.disk), late.run)) for cut in disk.power_cuts(since=start)}
+    assert seen == {tuple(everything), *(tuple(everything[:n]) + tuple(everything[3:]) for n in range(3))}
+    disk.refuse(0, range(0))
+    late.commit_into(store)
 
 
 def operations_of(before: dict[str, bytes | None], version: Published) -> int:

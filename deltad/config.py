@@ -241,10 +241,16 @@ class RunConfig:
 
     `id` (required): the run's id: 1 to 64 of `a-z 0-9 . _ -`, starting with a letter or digit.
     `variant`: the name of the precision that is published. Default `bf16`.
+    `keep_versions`, `keep_for`, `keep_bytes`: how much of it is kept: how many versions, for how long, and how
+    many bytes. Each bound that is given holds; the newest version, what is pinned or in use, and what leads
+    there from an anchor, are kept in any case. Default `0`, `0s` and `0`, which are no bounds.
     """
 
     id: RunId = field(metadata=_reads(_named(parse_run)))
     variant: Variant = field(default=Variant("bf16"), metadata=_reads(_named(parse_variant)))
+    keep_versions: int = field(default=0, metadata=_reads(_count(0, 1 << 31)))
+    keep_for: float = field(default=0.0, metadata=_reads(_duration(0.0)))
+    keep_bytes: int = field(default=0, metadata=_reads(_count(0, 1 << 62)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,10 @@ class Origin:
         StoreFullError, StoreError.
         """
         started = time.monotonic()
-        with open_checkpoint(directory, publish_as=self._publish_as, limits=self._store.limits) as checkpoint:
+        with (
+            self._store.leases.work(f"the publish of {self._run.run}"),
+            open_checkpoint(directory, publish_as=self._publish_as, limits=self._store.limits) as checkpoint,
+        ):
             latest = self._run.latest()
             version = Version(latest.version.epoch if latest else 1, number)
             if latest is not None and number <= latest.version.number:

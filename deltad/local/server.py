@@ -19,6 +19,7 @@ import structlog
 from aiohttp import hdrs, web
 
 from deltad.client.messages import (
+    CollectRequest,
     ErrorReply,
     ExportRequest,
     FleetView,
@@ -103,6 +104,7 @@ class LocalServer:
             (post, "/v1/runs/{run}/pull", self._pull),
             (post, "/v1/runs/{run}/export", self._export),
             (post, "/v1/runs/{run}/verify", self._verify),
+            (post, "/v1/collect", self._collect),
             (get, "/v1/runs/{run}/fleet", self._fleet_view),
             (get, "/v1/objects/{digest}", self._object),
             (post, "/v1/replicas", self._register),
@@ -191,6 +193,10 @@ class LocalServer:
         if body.version:
             parse_version(body.version)
         return _json(await self._operations.verify(run, body))
+
+    async def _collect(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        return _json(await self._operations.collect(await self._body(request, CollectRequest)))
 
     # Objects.
 

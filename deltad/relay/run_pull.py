@@ -194,6 +194,8 @@ class RunPull:
         try:
             while True:
                 self._wake.clear()
+                # What it asks the store for from now on stays there until it has come to its end.
+                self._store.leases.set_work(f"the pull of {self.run_id}", running=self.pull.busy)
                 until: float | None = None
                 for decision in self.pull.decide(_now()):
                     if isinstance(decision, Wait):
@@ -204,6 +206,7 @@ class RunPull:
                     async with asyncio.timeout_at(until):
                         await self._wake.wait()
         finally:
+            self._store.leases.set_work(f"the pull of {self.run_id}", running=False)
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)

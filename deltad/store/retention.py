@@ -67,7 +67,7 @@ def judge(candidates: Sequence[Candidate], retention: Retention, *, settling: fl
         if settling > 0 and not verdicts[version].kept:
             verdicts[version] = Verdict(True, f"readers have {settling:.0f} s after a start to say what they hold")
     _keep_paths([candidate.record for candidate in candidates], verdicts)
-    return verdicts
+    return dict(sorted(verdicts.items()))
 
 
 def _judge(candidate: Candidate, retention: Retention, newer: int, total: int) -> Verdict:

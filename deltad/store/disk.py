@@ -43,6 +43,9 @@ class File(Protocol):
     def write(self, data: bytes, offset: int) -> None:
         """Write all of `data` at `offset`. After an error, any part of it may be there."""
 
+    def allocate(self, size: int) -> None:
+        """Make the file `size` bytes long, of zeros where nothing was written, with all the space that takes."""
+
     def truncate(self, size: int) -> None: ...
 
     def sync(self) -> None:
@@ -118,6 +121,9 @@ class _OpenFile:
         while view:
             written = os.pwrite(self._descriptor, view, offset)
             view, offset = view[written:], offset + written
+
+    def allocate(self, size: int) -> None:
+        os.posix_fallocate(self._descriptor, 0, size)
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)

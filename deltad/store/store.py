@@ -47,7 +47,7 @@ class Store:
         self.path = path
         self.limits = limits
         self._lock = lock
-        self._files = files
+        self.files = files
         self._guard = threading.Lock()
         self.scratch = path / "tmp"
         self._packs = Packs(path / "packs", self.scratch, limits, files)
@@ -143,7 +143,7 @@ class Store:
                     self.objects,
                     scratch=self.scratch,
                     limits=self.limits,
-                    files=self._files,
+                    files=self.files,
                     leases=self.leases,
                     clock=self.clock,
                 )
@@ -154,31 +154,31 @@ class Store:
         return self.path / "exports"
 
     def free_bytes(self) -> int:
-        return self._files.free_bytes(self.path)
+        return self.files.free_bytes(self.path)
 
     def used_bytes(self) -> int:
         """What all objects take on the disk."""
         return self.objects.used_bytes()
 
     def _prepare(self) -> None:
-        make_directory(self.scratch, self._files)
+        make_directory(self.scratch, self.files)
         marker = self.path / "FORMAT"
-        if self._files.entry(marker) is None or read_file(marker, self._files) != _FORMAT_LINE.encode():
+        if self.files.entry(marker) is None or read_file(marker, self.files) != _FORMAT_LINE.encode():
             # Before anything that an older deltad would not understand is written.
-            write_durably(marker, _FORMAT_LINE.encode(), scratch=self.scratch, files=self._files)
+            write_durably(marker, _FORMAT_LINE.encode(), scratch=self.scratch, files=self.files)
         # What is in tmp/ was never visible under a final name; exports belong to replicas of an
         # earlier life of this daemon, which register again and are given new ones.
         for leftovers in (self.scratch, self.exports()):
-            remove_tree(leftovers, self._files)
-            make_directory(leftovers, self._files)
+            remove_tree(leftovers, self.files)
+            make_directory(leftovers, self.files)
         runs = self.path / "runs"
         for directory in (self.path / "packs", self.path / "objects", runs):
-            make_directory(directory, self._files)
+            make_directory(directory, self.files)
         for directory in (self.path, runs):
             # A directory whose name was not synced before a kill is there, but not yet for good.
-            self._files.sync_directory(directory)
+            self.files.sync_directory(directory)
         self.objects.load()
-        for entry in self._files.entries(runs):
+        for entry in self.files.entries(runs):
             try:
                 run = parse_run(entry.name)
             except UsageError:

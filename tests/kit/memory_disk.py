@@ -291,6 +291,11 @@ class _MemoryFile:
         _carry_out(write, self.node.data)
         self._disk.record(write)
 
+    def allocate(self, size: int) -> None:
+        assert not self._readonly
+        self._disk.may("allocate")
+        self._write(b"", size)
+
     def truncate(self, size: int) -> None:
         assert not self._readonly
         self._disk.may("truncate")

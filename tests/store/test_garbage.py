@@ -194,6 +194,24 @@ def test_objects_of_no_version_go_once_nobody_has_asked_for_them_for_long() -> N
     assert digest not in place.store.objects.sizes()
 
 
+def test_what_a_pull_had_before_a_restart_is_not_fetched_again() -> None:
+    place = Place(1)
+    half = list(LINEAGE.versions[1].objects.items())[::2]
+    for digest, data in half:
+        place.store.put(data)
+    place.store.close()
+    place.clock.now += 100 * GRACE_SECONDS
+    place.store = place.open()
+    place.clock.now += LEASE_SECONDS
+    place.collect()
+    assert {digest for digest, _ in half} <= set(place.store.objects.sizes())
+    place.clock.now += GRACE_SECONDS
+    place.collect()
+    only = {digest for digest, _ in half} - set(LINEAGE.versions[0].objects)
+    assert only
+    assert only.isdisjoint(place.store.objects.sizes())
+
+
 def test_a_dry_run_says_what_a_collection_then_does_and_changes_nothing() -> None:
     place = Place(12)
     before = place.disk.tree()

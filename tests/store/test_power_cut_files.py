@@ -1,4 +1,4 @@
-"""The power fails during a mirror advance and an export, at every operation on files (P10, P29)."""
+"""The power fails during a whole publish, a mirror advance and an export, at every operation (P5, P10, P29)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from deltad.daemon.origin import Origin
 from deltad.delta.backend import choose
 from deltad.store.mirror import Mirror
 from deltad.store.store import Store
 from deltad.types import Version
-from tests.kit.checkpoints import read_checkpoint
+from tests.kit.checkpoints import read_checkpoint, write_checkpoint
 from tests.kit.recording_disk import RecordingDisk, place
 from tests.kit.trainer import RUN, VARIANT, Trainer
 from tests.kit.weights import ArrayWeights
+from tests.kit.whole import whole_versions
 
 
 @pytest.fixture
@@ -43,6 +45,31 @@ def weights(home: Path) -> dict[Version, ArrayWeights]:
 
 def mirror_of(store: Store) -> Mirror:
     return Mirror(store, store.run(RUN), VARIANT, choose())
+
+
+def test_a_power_cut_during_a_publish_from_a_checkpoint_leaves_the_old_version_or_the_new_one(
+    home: Path, weights: dict[Version, ArrayWeights]
+) -> None:
+    checkpoint = write_checkpoint(home / "step_3", weights[Version(1, 2)].changed(0.02, seed=9))
+    disk = RecordingDisk(home / "store")
+    store = Store.open(home / "store", files=disk)
+    before, old = disk.memory.point, list(weights)
+    published = Origin(store, RUN, VARIANT, choose()).publish(checkpoint, 3).record
+    disk.memory.mark("published")
+    new = [*old, published.version]
+    tried = 0
+    for cut in disk.power_cuts(since=before):
+        place(cut, home / "store", home / "cut")
+        again = Store.open(home / "cut")
+        assert whole_versions(again, RUN) in ((new,) if cut.marks else (old, new))
+        record = Origin(again, RUN, VARIANT, choose()).publish(checkpoint, 3).record
+        assert record.variants == published.variants
+        assert whole_versions(again, RUN) == new
+        again.close()
+        shutil.rmtree(home / "cut")
+        tried += 1
+    print(f"the power was cut at {disk.memory.point - before} points of a publish in {tried} ways")
+    assert tried > disk.memory.point - before > 20
 
 
 def test_a_power_cut_during_a_mirror_advance_leaves_whole_generations(

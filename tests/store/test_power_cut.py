@@ -159,13 +159,16 @@ def test_a_power_cut_during_a_collection_leaves_all_versions_or_those_that_are_k
     collected(disk)
     disk.mark("durable")
     everything, kept = [v.version for v in held], [v.version for v in held[3:]]
-    tried = halfway = 0
+    tried = halfway = twice = 0
     for cut in disk.power_cuts(since=before):
         store = opened(cut.disk)
         visible = whole_versions(store, late.run)
         assert visible in ((kept,) if "durable" in cut.marks else (everything, kept))
         halfway += visible == kept and "durable" not in cut.marks
         store.close()
+        for second in cut.disk.power_cuts():
+            assert whole_versions(opened(second.disk), late.run) in ((kept,) if visible == kept else (everything, kept))
+            twice += 1
         again = collected(cut.disk)
         assert whole_versions(again, late.run) == kept
         assert {digest for version in held[3:] for digest in version.objects} >= set(again.digests())
@@ -174,10 +177,12 @@ def test_a_power_cut_during_a_collection_leaves_all_versions_or_those_that_are_k
         again.close()
         tried += 1
     print(
-        f"the power was cut at {disk.point - before} points of a collection in {tried} ways, {halfway} of them halfway"
+        f"the power was cut at {disk.point - before} points of a collection in {tried} ways, {halfway} of them "
+        f"halfway, and {twice} times again while healing"
     )
     assert tried > disk.point - before
     assert halfway > 20
+    assert twice > tried
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])

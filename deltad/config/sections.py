@@ -57,7 +57,8 @@ class RelayConfig:
 class MetricsConfig:
     """`[metrics]`: the operator's page, health and metrics over HTTP. Off unless `listen` is given.
 
-    `listen`: the address to serve them on, such as `127.0.0.1:7701`. It asks for no token.
+    `listen`: the address to serve them on, such as `127.0.0.1:7701`: the page at `/`, the same as JSON at
+    `/status.json`, and `/healthz`, `/readyz` and `/metrics`. It asks for no token.
     """
 
     listen: Address = field(metadata=_reads(values.address))

@@ -27,7 +27,7 @@ _STYLE = (
     "table{border-collapse:collapse;margin:0 0 1.5em}"
     "th,td{border:1px solid #888;padding:.2em .6em;text-align:left;vertical-align:top}"
     "caption{text-align:left;font-weight:bold;padding:.3em 0}"
-    ".right{text-align:right;font-variant-numeric:tabular-nums}"
+    ".right{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}"
     # All at least 4.5 to 1 on white; what a colour means is in the words too.
     ".good{color:#17692c}.bad{color:#b3161b;font-weight:bold}.warn{color:#855400}.dim{color:#595959}"
 )

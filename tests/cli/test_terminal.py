@@ -61,7 +61,7 @@ async def test_a_terminal_shows_colours_and_an_environment_can_turn_them_off(hos
 
 
 async def test_watching_on_a_terminal_redraws_it_and_leaves_it_as_it_was(host: Host, lineage: Lineage) -> None:
-    screen = Screen("status", "--watch", "--every", "20ms", "--socket", host.socket)
+    screen = Screen("status", "--watch", "--every", "100ms", "--socket", host.socket)
     await asyncio.to_thread(screen.read_until, "v000003")
     host.operations.add(4)
     await asyncio.to_thread(screen.read_until, "v000004")
@@ -73,7 +73,7 @@ async def test_watching_on_a_terminal_redraws_it_and_leaves_it_as_it_was(host: H
 
 
 async def test_watching_outlives_a_daemon_that_stops_and_says_so(host: Host, lineage: Lineage, tmp_path: Path) -> None:
-    process = start("status", "--watch", "--every", "20ms", "--socket", host.socket, stdout=subprocess.PIPE)
+    process = start("status", "--watch", "--every", "100ms", "--socket", host.socket, stdout=subprocess.PIPE)
     assert process.stdout is not None
     while b"upstreams" not in await asyncio.to_thread(process.stdout.readline):
         pass

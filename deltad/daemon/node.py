@@ -33,6 +33,7 @@ from deltad.client.messages import (
 from deltad.config import Config
 from deltad.daemon.notes import Note
 from deltad.daemon.origin import Origin, Published, PublishOptions
+from deltad.daemon.remarks import Remarks
 from deltad.daemon.versions import Versions
 from deltad.delta.backend.choice import Candidates, candidates, probe
 from deltad.delta.backend.fallback import Switch
@@ -84,6 +85,7 @@ class Node:
         self.pullers = [self._puller(i) for i in range(len(config.upstreams))]
         self.unwell: dict[str, str] = {}
         """Parts that are not well now, each with the reason, for readiness."""
+        self.remarks = Remarks()
         self._activities: dict[RunId, str] = {}
         self._runs: dict[RunId, Versions] = {}
         self._origins: dict[RunId, Origin] = {}
@@ -331,9 +333,13 @@ class Node:
         shutil.rmtree(self.store.exports() / parse_daemon_name(replica), ignore_errors=True)
 
     def _activity(self, run: RunId) -> str:
+        latest = self.versions_of(run).records.latest()
+        remark = self.remarks.about(run, None if latest is None else latest.version)
         if run in self._activities:
-            return self._activities[run]
-        return "; ".join(activity for puller in self.pullers if (activity := puller.activity(run)))
+            doing = [self._activities[run]]
+        else:
+            doing = [puller.activity(run) for puller in self.pullers]
+        return "; ".join(part for part in (*doing, remark) if part)
 
     def _version(self, versions: Versions, text: str) -> Version:
         if text:

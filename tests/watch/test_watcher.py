@@ -28,11 +28,15 @@ Refusals = asyncio.Queue[tuple[Path, DeltadError]]
 
 
 class Watched:
-    """A running watcher: `await next()` for the next candidate, `refused` for what it refuses."""
+    """A running watcher: `await next()` for the next candidate, `refused` for what it refuses.
 
-    def __init__(self, candidates: AsyncIterator[Candidate], refused: Refusals) -> None:
-        self._candidates = candidates
+    Whoever asks for the next one has published the one before: its number is the `newest`.
+    """
+
+    def __init__(self, watcher: DirectoryWatcher, refused: Refusals, newest: list[int | None]) -> None:
+        self._candidates = aiter(watcher)
         self.refused = refused
+        self.newest = newest
         self._pending: asyncio.Task[Candidate] | None = None
 
     async def next(self) -> Candidate:
@@ -40,6 +44,7 @@ class Watched:
         assert self._pending is not None
         candidate = await asyncio.wait_for(self._pending, 30)
         self._pending = None
+        self.newest.append(candidate.number)
         return candidate
 
     async def number(self) -> int:
@@ -70,19 +75,22 @@ async def watching(
     quiet: float = 0.2,
     rescan: float = 0.1,
     after: int | None = None,
+    there: Callable[[bool], None] = lambda there: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Watched]:
     refused: Refusals = asyncio.Queue()
+    newest = [after]
     watcher = DirectoryWatcher(
         directory,
         pattern,
         quiet=quiet,
         rescan=rescan,
-        after=after,
+        newest=lambda: newest[-1],
+        on_there=there,
         clock=clock,
         on_refused=lambda path, error: refused.put_nowait((path, error)),
     )
-    watched = Watched(aiter(watcher), refused)
+    watched = Watched(watcher, refused, newest)
     try:
         yield watched
     finally:
@@ -219,6 +227,24 @@ async def test_a_step_that_is_written_again_is_handed_out_again(tmp_path: Path) 
         shutil.rmtree(tmp_path / "step_1")
         save(tmp_path, 1)
         assert await watched.number() == 1
+
+
+async def test_a_directory_that_is_not_there_is_said_once_and_so_is_that_it_has_come(tmp_path: Path) -> None:
+    there: asyncio.Queue[bool] = asyncio.Queue()
+    directory = tmp_path / "checkpoints"
+    async with watching(directory, there=there.put_nowait) as watched:
+        watched.listen()
+        assert await asyncio.wait_for(there.get(), 30) is False
+        save(directory, 1)
+        assert await asyncio.wait_for(there.get(), 30) is True
+        assert await watched.number() == 1
+        watched.listen()
+        shutil.rmtree(directory)
+        assert await asyncio.wait_for(there.get(), 30) is False
+        save(directory, 2)
+        assert await watched.number() == 2
+    assert there.get_nowait() is True
+    assert there.empty()
 
 
 async def test_a_directory_that_cannot_be_listed_is_reported_and_watched_on(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from deltad.checkpoint.aligned import Aligned
 from deltad.checkpoint.baseline import keep_baseline, open_baseline
 from deltad.checkpoint.directory import Checkpoint, open_checkpoint
 from deltad.client.messages import Seconds
+from deltad.daemon.break_even import may_win, smaller_anchor
 from deltad.delta import FORMAT
 from deltad.delta.backend import Backend, Mode
 from deltad.delta.codec import EdgeEncoder, sum_weights
@@ -36,10 +37,6 @@ from deltad.store.store import Store
 from deltad.types import RunId, Variant, Version
 
 log = structlog.get_logger()
-
-BREAK_EVEN = 0.8
-"""A delta above this share of the full weights is not worth its base: an anchor is cut instead."""
-
 
 @dataclass(frozen=True, slots=True)
 class Published:
@@ -191,8 +188,10 @@ class Origin:
             manifest = self._delta_from_any_baseline(checkpoint, version, latest, mode)
         except (IntegrityError, NotFoundError) as error:
             return self._anchor(checkpoint, version, f"the baseline cannot be rebuilt: {error}")
-        if manifest.chunk_bytes > BREAK_EVEN * checkpoint.layout.weight_bytes:
-            return self._anchor(checkpoint, version, f"density {manifest.density:.2f} is above the break-even")
+        if may_win(manifest.chunk_bytes, checkpoint.layout.weight_bytes):
+            trial = self._anchor_encoder(checkpoint)
+            if reason := smaller_anchor(trial, manifest.chunk_bytes, manifest.density):
+                return self._anchor(checkpoint, version, reason)
         return manifest
 
     def _delta_from_any_baseline(
@@ -228,10 +227,12 @@ class Origin:
 
     def _anchor(self, checkpoint: Checkpoint, version: Version, reason: str) -> Manifest:
         log.info("anchor_cut", run=self._run.run, version=str(version), reason=reason)
-        encoder = EdgeEncoder(
+        return self._store_edge(self._anchor_encoder(checkpoint), EdgeKind.ANCHOR, version, None, reason)
+
+    def _anchor_encoder(self, checkpoint: Checkpoint) -> EdgeEncoder:
+        return EdgeEncoder(
             checkpoint.layout, checkpoint, self._backend, limits=self._store.limits, threads=self._threads
         )
-        return self._store_edge(encoder, EdgeKind.ANCHOR, version, None, reason)
 
     def _store_edge(
         self, encoder: EdgeEncoder, kind: EdgeKind, version: Version, base: State | None, reason: str

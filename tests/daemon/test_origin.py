@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from deltad.daemon.break_even import may_win
 from deltad.daemon.origin import Origin
+from deltad.delta import FORMAT
 from deltad.delta.backend import choose
 from deltad.delta.codec import sum_weights
 from deltad.delta.digest import root_of
@@ -85,6 +87,33 @@ def test_changing_nearly_everything_gives_an_anchor_and_says_why(trainer: Traine
     record = trainer.origin.publish(trainer.write(1, ArrayWeights.random(MODEL, seed=5)), 1).record
     assert trainer.kind(1) is EdgeKind.ANCHOR
     assert "break-even" in trainer.run.read_manifest(record.variants[0].edges[0]).reason
+
+
+def test_an_anchor_is_cut_where_it_is_smaller_than_the_delta_and_says_so(tmp_path: Path) -> None:
+    layout = Layout(FORMAT, (TensorSpec("w", "BF16", (300, 500)),), MODEL.files)
+    store = Store.open(tmp_path / "store")
+    origin = Origin(store, RUN, VARIANT, choose())
+    weights = ArrayWeights.bell(layout, seed=1)
+    origin.publish(write_checkpoint(tmp_path / "step_0", weights, layout=layout), 0)
+    origin.publish(write_checkpoint(tmp_path / "step_1", ArrayWeights.bell(layout, seed=2), layout=layout), 1)
+    manifest = store.run(RUN).read_manifest(store.run(RUN).latest().variants[0].edges[0])
+    assert manifest.kind is EdgeKind.ANCHOR
+    assert manifest.chunk_bytes < 0.7 * layout.weight_bytes
+    assert "break-even: the delta takes" in manifest.reason
+
+
+def test_a_delta_that_is_smaller_than_the_anchor_is_kept_however_much_changed(tmp_path: Path) -> None:
+    layout = Layout(FORMAT, (TensorSpec("w", "F32", (300, 500)),), MODEL.files)
+    store = Store.open(tmp_path / "store")
+    origin = Origin(store, RUN, VARIANT, choose())
+    first = ArrayWeights.random(layout, seed=1)
+    second = first.copy()
+    second.arrays[0][:105_000] ^= np.random.default_rng(2).integers(1, 1 << 32, 105_000, np.uint32)
+    for number, weights in enumerate((first, second)):
+        origin.publish(write_checkpoint(tmp_path / f"step_{number}", weights, layout=layout), number)
+    manifest = store.run(RUN).read_manifest(store.run(RUN).latest().variants[0].edges[0])
+    assert may_win(manifest.chunk_bytes, layout.weight_bytes), "it was compared"
+    assert (manifest.kind, manifest.reason) == (EdgeKind.DELTA, "")
 
 
 def test_a_tensor_that_is_added_gives_an_anchor_and_says_which(trainer: Trainer) -> None:

@@ -19,7 +19,7 @@ import structlog
 
 from deltad.checkpoint.aligned import Aligned
 from deltad.checkpoint.baseline import keep_baseline, open_baseline
-from deltad.checkpoint.directory import Checkpoint, open_checkpoint
+from deltad.checkpoint.directory import Checkpoint, open_checkpoint, require_config
 from deltad.client.messages import Seconds
 from deltad.daemon.break_even import may_win, smaller_anchor
 from deltad.delta import FORMAT
@@ -99,6 +99,7 @@ class Origin:
         """
         started = time.monotonic()
         with open_checkpoint(directory, publish_as=self._publish_as, limits=self._store.limits) as checkpoint:
+            require_config(checkpoint)
             latest = self._run.latest()
             version = Version(latest.version.epoch if latest else 1, number)
             if latest is not None and number <= latest.version.number:

@@ -134,6 +134,16 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(trainer: Trainer) -> N
     assert trainer.run.latest().version == Version(1, 0)
 
 
+def test_a_checkpoint_without_its_config_is_refused_and_told_what_to_do(trainer: Trainer) -> None:
+    trainer.step(0)
+    directory = trainer.write(1)
+    (directory / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"expected config\.json .* found none; copy the config\.json") as caught:
+        trainer.origin.publish(directory, 1)
+    assert str(caught.value).startswith(f"{directory}: ")
+    assert trainer.run.latest().version == Version(1, 0)
+
+
 def test_how_a_trainer_cuts_its_files_does_not_matter(trainer: Trainer) -> None:
     trainer.step(0)
     cut = write_checkpoint(trainer.checkpoints / "cut", trainer.weights, shard_bytes=1500)
@@ -220,7 +230,7 @@ def test_a_checkpoint_that_changes_while_it_is_read_is_not_published(trainer: Tr
 
 
 def test_fp32_checkpoints_are_published_as_bf16_where_that_is_asked_for(tmp_path: Path) -> None:
-    layout = Layout(1, (TensorSpec("w", "F32", (50, 4)), TensorSpec("steps", "I64", (1,))))
+    layout = Layout(1, (TensorSpec("w", "F32", (50, 4)), TensorSpec("steps", "I64", (1,))), MODEL.files)
     store = Store.open(tmp_path / "store")
     origin = Origin(store, RUN, VARIANT, choose(), publish_as="bf16")
     first = ArrayWeights([np.linspace(-1, 1, 200, dtype=np.float32).view(np.uint32), np.array([7], np.uint64)])

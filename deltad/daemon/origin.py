@@ -38,6 +38,7 @@ from deltad.types import RunId, Variant, Version
 
 log = structlog.get_logger()
 
+
 @dataclass(frozen=True, slots=True)
 class Published:
     """What `Origin.publish` did. `already` means that the very same version was durable before.
@@ -54,14 +55,16 @@ class Published:
 class PublishOptions(TypedDict, total=False):
     """How to publish.
 
-    `identity`: the caller's own name for the version. `new_epoch`: bytes that contradict what was
-    published open the next epoch instead of being refused. `if_changed`: weights equal to the newest
+    `identity`: the caller's own name for the version. `new_epoch`: open the next epoch, unless the newest version
+    is this very one. `epoch_on_conflict`: bytes that contradict what was published open the next epoch instead
+    of being refused; those that were published before do not. `if_changed`: weights equal to the newest
     version's are that version again. `settle`: seconds that the checkpoint was waited for. `coding`: how a
     delta is to be coded.
     """
 
     identity: str
     new_epoch: bool
+    epoch_on_conflict: bool
     if_changed: bool
     settle: float
     coding: ModeChoice
@@ -102,10 +105,14 @@ class Origin:
             require_config(checkpoint)
             latest = self._run.latest()
             version = Version(latest.version.epoch if latest else 1, number)
+            new_epoch = how.get("new_epoch", False)
             if latest is not None and number <= latest.version.number:
-                known = self._same_as_known(checkpoint, version, new_epoch=how.get("new_epoch", False))
-                if known is not None:
+                may_open = new_epoch or how.get("epoch_on_conflict", False)
+                known = self._same_as_known(checkpoint, version, new_epoch=may_open)
+                if known is not None and (known == latest or not new_epoch):
                     return Published(known, already=True, seconds=Seconds())
+                new_epoch = True
+            if latest is not None and new_epoch:
                 version = Version(version.epoch + 1, number)
             coding = how.get("coding", UNMEASURED)
             record = self._encode(checkpoint, version, latest, how.get("identity", ""), coding.mode)

@@ -74,6 +74,26 @@ def test_a_number_below_the_newest_is_refused_until_a_new_epoch_is_opened(traine
     assert trainer.export(Version(2, 3)).equals(resumed)
 
 
+def test_a_new_epoch_that_is_asked_for_is_opened_with_the_bytes_of_an_older_version(trainer: Trainer) -> None:
+    for number in (0, 3, 5):
+        trainer.step(number)
+        if number == 3:
+            older = trainer.weights
+    directory = trainer.write(3, older)
+    known = trainer.origin.publish(directory, 3, epoch_on_conflict=True)
+    assert known.already, "the same bytes contradict nothing"
+    opened = trainer.origin.publish(directory, 3, new_epoch=True)
+    assert (opened.already, opened.record.version) == (False, Version(2, 3))
+    assert trainer.export(Version(2, 3)).equals(older)
+    again = trainer.origin.publish(directory, 3, new_epoch=True)
+    assert (again.already, again.record.version) == (True, Version(2, 3)), "it is the newest itself"
+
+
+def test_a_new_epoch_that_is_asked_for_is_opened_at_a_higher_number_too(trainer: Trainer) -> None:
+    trainer.step(0)
+    assert trainer.origin.publish(trainer.write(9), 9, new_epoch=True).record.version == Version(2, 9)
+
+
 def test_unchanged_weights_give_an_empty_delta(trainer: Trainer) -> None:
     trainer.step(0)
     record = trainer.origin.publish(trainer.write(1), 1).record

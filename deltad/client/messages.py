@@ -150,7 +150,10 @@ class FleetView(msgspec.Struct, frozen=True):
 
 
 class UpstreamView(msgspec.Struct, frozen=True):
-    """A link to an upstream: whether it answers, what it does, in words, and what it moved so far."""
+    """A link to an upstream: whether it answers, what it does, in words, and what it moved so far.
+
+    `error` is what is in the way, if anything, and `error_kind` its kind as in `ErrorReply`.
+    """
 
     url: str
     up: bool
@@ -159,6 +162,7 @@ class UpstreamView(msgspec.Struct, frozen=True):
     bytes_received: int
     rate: float
     error: str = ""
+    error_kind: str = ""
 
 
 class StatusView(msgspec.Struct, frozen=True):
@@ -181,7 +185,10 @@ class StatusView(msgspec.Struct, frozen=True):
 
 
 class PublishRequest(msgspec.Struct, frozen=True):
-    """Publish a checkpoint directory. Without `number`, it is taken from the directory's name."""
+    """Publish a checkpoint directory. Without `number`, it is taken from the directory's name.
+
+    `new_epoch` opens the next epoch, unless the newest version is this very one.
+    """
 
     directory: str
     number: int | None = None

@@ -7,8 +7,6 @@ without a trial, which costs as much as a publish.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from deltad.delta.codec import EdgeEncoder
 
 ANCHOR_MAY_WIN = 0.6

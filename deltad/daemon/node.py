@@ -184,6 +184,8 @@ class Node:
         directory = Path(request.directory)
         if not directory.is_absolute():
             raise UsageError(f"directory {request.directory[:200]!r}", expected="an absolute path")
+        if not await asyncio.to_thread(directory.exists):
+            raise NotFoundError(f"{directory}", expected="a checkpoint directory", found="nothing of that name")
         number = self._number(run, directory) if request.number is None else request.number
         if number < 0:
             raise UsageError(f"version number {number}", expected="0 or more")

@@ -148,11 +148,14 @@ class Puller:
         try:
             async with asyncio.timeout(wait):
                 await self._begun.wait()
-                pull, trouble = self._add(run), None
+                trouble = None
                 while True:
                     self._rouse()
                     try:
-                        target = await pull.look()
+                        # A name that nobody has, such as a typo, is not followed from here on.
+                        if run not in self._pulls and run not in await self._client.runs():
+                            return True
+                        target = await self._add(run).look()
                         break
                     except (DeniedError, ConfigError) as error:
                         self.note_failure(error)
@@ -184,6 +187,7 @@ class Puller:
             bytes_received=self.link.bytes_received,
             rate=self.link.rate(now),
             error="" if error is None else str(error),
+            error_kind="" if error is None else error.kind,
         )
 
     def activity(self, run: RunId) -> str:

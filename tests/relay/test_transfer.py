@@ -120,6 +120,20 @@ async def test_pull_once_answers_when_all_that_the_upstream_had_is_durable(tmp_p
         assert_whole(downstream, *versions)
 
 
+async def test_a_run_that_nobody_has_is_not_followed_after_it_was_asked_for_once(tmp_path: Path) -> None:
+    lineage = Lineage()
+    async with (
+        Upstream(tmp_path / "a") as upstream,
+        Downstream(tmp_path / "b", upstream.url, runs=("*",)) as downstream,
+    ):
+        published = lineage.publish()
+        upstream.publish(published)
+        await downstream.reaches(published.version)
+        assert await downstream.puller.pull_once(RunId("nope"), 10) is True
+        assert "nope" not in downstream.puller.view().activity
+        assert downstream.puller.activity(RunId("nope")) == ""
+
+
 async def test_pull_once_says_what_is_in_the_way(tmp_path: Path) -> None:
     async with Upstream(tmp_path / "a") as upstream:
         async with Downstream(tmp_path / "b", upstream.url) as downstream:

@@ -123,7 +123,7 @@ def test_an_address_in_use_ends_it_with_78(region: Region) -> None:
 
 
 @pytest.mark.parametrize("wrong", [("--listen", "somewhere"), ("--run", "No Run"), ("--name", "../r1")])
-def test_a_malformed_option_ends_it_with_2_and_one_line(region: Region, wrong: tuple[str, str]) -> None:
+def test_a_malformed_option_ends_it_with_64_and_one_line(region: Region, wrong: tuple[str, str]) -> None:
     done = subprocess.run(command(region, *wrong), stderr=subprocess.PIPE, text=True, check=False, timeout=120)
-    assert done.returncode == 2
+    assert done.returncode == 64
     assert "expected" in done.stderr.splitlines()[-1]

@@ -76,8 +76,9 @@ def test_a_damaged_object_is_mended_when_the_same_bytes_are_stored_again(tmp_pat
 
 def test_a_second_daemon_on_one_store_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "s")
-    with pytest.raises(StoreBusyError, match=f"process {os.getpid()}"):
+    with pytest.raises(StoreBusyError, match=f"process {os.getpid()}") as caught:
         Store.open(tmp_path / "s")
+    assert caught.value.retryable
     store.close()
     Store.open(tmp_path / "s").close()
 

@@ -43,7 +43,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--socket", type=Path, required=True, help="Unix socket of the daemon on this host")
     add("--run", required=True, help="run id")
     add("--variant", default="bf16", help="variant to serve (default: bf16)")
-    add("--name", required=True, help="name of this replica, unique in its run")
+    add("--name", required=True, help="name of this replica, unique at its daemon: a second living one is refused")
     add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where /v1/generate is served")
     add("--ready-file", type=Path, help="receives the URL once the first version is verified")
     given = parser.parse_args(arguments)

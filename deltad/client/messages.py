@@ -258,12 +258,18 @@ class VerifyReply(msgspec.Struct, frozen=True):
 
 
 class RegisterRequest(msgspec.Struct, frozen=True):
-    """A replica announces itself. Registering a name again replaces the earlier registration."""
+    """A replica announces itself. `boot` names its process, which may register again at any time.
+
+    Another process of the same name is refused while the first one lives: until it unregistered, hung up in
+    the midst of asking for what to do, or was silent for long. One at the same address takes over at once, since
+    two living ones cannot share it.
+    """
 
     replica: str
     run: str
     variant: str
     address: str = ""
+    boot: str = ""
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -30,6 +30,7 @@ class Limits:
     chunks: int = 500_000
     coders: int = 64
     chunk_bytes: int = 8 * MIB
+    pack_bytes: int = 256 * MIB
     frame_header_bytes: int = 1 * MIB
     frame_rects: int = 4096
     frame_lanes: int = 32 * MIB

@@ -36,6 +36,9 @@ listen = "[::1]:0"
 id = "policy"
 variant = "fp8-block128"
 coder = "mid"
+keep_versions = 100
+keep_for = "24h"
+keep_bytes = "500GiB"
 
 [[watch]]
 run = "policy"
@@ -107,6 +110,7 @@ def test_every_key_is_understood(home: Path) -> None:
     assert str(config.metrics.listen) == "[::1]:0"
     [run], [watch], [upstream], [fleet] = config.runs, config.watches, config.upstreams, config.fleets
     assert (run.id, run.variant, run.coder) == ("policy", "fp8-block128", "mid")
+    assert (run.keep_versions, run.keep_for, run.keep_bytes) == (100, 86_400.0, 500 << 30)
     assert (watch.run, watch.pattern, watch.publish_as) == ("policy", "global_step_{number}/actor", "bf16")
     assert (watch.quiet, watch.rescan, watch.on_conflict) == (0.5, 120.0, "new_epoch")
     assert (upstream.url, upstream.runs, upstream.connections) == ("http://border-b:7700", ("other",), 8)
@@ -218,6 +222,8 @@ FLEET = RUN + '[[fleet]]\nrun = "r"\n'
         (NAME + "[[run]]\nid = 7\n", "run[0].id", "a string"),
         (RUN + 'variant = "a/b"\n', "run[0].variant", "a-z"),
         (RUN + 'coder = "context"\n', "run[0].coder", "'auto' or 'blind' or 'fast' or 'mid' or 'dense'"),
+        (RUN + "keep_versions = -1\n", "run[0].keep_versions", "whole number from 0"),
+        (RUN + "keep_for = 24\n", "run[0].keep_for", "a duration such as"),
         (NAME + '[run]\nid = "r"\n', "run", "sections written [[run]]"),
         ("run = [1]\n" + NAME, "run", "sections written [[run]]"),
         ('[[daemon]]\nname = "a"\n', "daemon", "one section [daemon]"),

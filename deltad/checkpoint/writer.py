@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from deltad.delta.backend import UNSIGNED, Lanes
 from deltad.delta.encoding import sha256
 from deltad.delta.layout import Layout, TensorSpec
 from deltad.errors import IntegrityError, UsageError
-from deltad.store.disk import store_error, sync_directory
+from deltad.store.disk import DISK, FileSystem, make_directory, store_error
 
 SHARD_BYTES = 5_000_000_000
 _SUFFIX = ".incomplete"
@@ -53,16 +52,19 @@ class CheckpointWriter:
     written.
     """
 
-    def __init__(self, directory: Path, layout: Layout, *, shard_bytes: int = SHARD_BYTES) -> None:
+    def __init__(
+        self, directory: Path, layout: Layout, *, shard_bytes: int = SHARD_BYTES, files: FileSystem = DISK
+    ) -> None:
         self.directory = directory
         self.layout = layout
         self._made: list[str] = []
         self._maps: list[mmap.mmap] = []
         self._places: dict[int, _Place] = {}
         self._finished = False
+        self._files = files
+        make_directory(directory, files)
         with self._refusals():
-            directory.mkdir(parents=True, exist_ok=True)
-            if any(directory.iterdir()):
+            if files.entries(directory):
                 raise UsageError(f"{directory}", expected="a new or an empty directory", found="one with files")
         self._shards = _cut(layout, shard_bytes)
         self._names = _names(len(self._shards))
@@ -115,12 +117,12 @@ class CheckpointWriter:
             for shard in self._maps:
                 shard.flush()
             for name in ordered:
-                _sync(self._path(name))
+                self._sync(self._path(name))
             for name in ordered:
                 if name == ordered[-1]:
-                    sync_directory(self.directory)
-                os.rename(self._path(name), self.directory / name)
-            sync_directory(self.directory)
+                    self._files.sync_directory(self.directory)
+                self._files.rename(self._path(name), self.directory / name)
+            self._files.sync_directory(self.directory)
         self._finished = True
         self._maps.clear()
 
@@ -130,7 +132,7 @@ class CheckpointWriter:
         if not self._finished:
             for name in self._made:
                 with suppress(OSError):
-                    self._path(name).unlink(missing_ok=True)
+                    self._files.unlink(self._path(name))
             self._made.clear()
 
     def __enter__(self) -> Self:
@@ -156,14 +158,21 @@ class CheckpointWriter:
 
     def _write(self, name: str, data: bytes, *, size: int = 0) -> None:
         """Create `name`, with room for `size` bytes if that is more than `data` needs."""
-        path = self._path(name)
-        with path.open("xb", buffering=0) as file:
+        file = self._files.create(self._path(name))
+        try:
             self._made.append(name)
             if size:
-                os.posix_fallocate(file.fileno(), 0, size)
-            view = memoryview(data)
-            while view:
-                view = view[file.write(view) :]
+                file.allocate(size)
+            file.write(data, 0)
+        finally:
+            file.close()
+
+    def _sync(self, path: Path) -> None:
+        file = self._files.open(path)
+        try:
+            file.sync()
+        finally:
+            file.close()
 
     def _path(self, name: str) -> Path:
         return self.directory / (name + _SUFFIX)
@@ -209,11 +218,3 @@ def _names(shards: int) -> list[str]:
     if shards == 1:
         return [SINGLE_NAME]
     return [f"model-{i:05d}-of-{shards:05d}.safetensors" for i in range(1, shards + 1)]
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,6 +19,7 @@ from deltad.cli.connect import help_if_alone
 from deltad.cli.demo import demo
 from deltad.cli.diff import diff
 from deltad.cli.export import export
+from deltad.cli.gc import gc
 from deltad.cli.inspect import inspect
 from deltad.cli.output import clean
 from deltad.cli.publish import publish, pull
@@ -80,7 +81,7 @@ def deltad(context: click.Context) -> int | None:
     return help_if_alone(context)
 
 
-for _command in (serve, publish, pull, status, log, diff, inspect, verify, export, config, demo):
+for _command in (serve, publish, pull, status, log, diff, inspect, verify, export, gc, config, demo):
     deltad.add_command(_command)
 
 

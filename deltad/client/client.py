@@ -17,6 +17,8 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from deltad.client.messages import (
+    CollectReply,
+    CollectRequest,
     ErrorReply,
     ExportReply,
     ExportRequest,
@@ -104,6 +106,10 @@ class Client:
         """Rebuild a version (the newest, if empty) from what is stored and compare its root."""
         request = VerifyRequest(str(version))
         return self._post(VerifyReply, f"/v1/runs/{quote(run, safe='')}/verify", request, wait=timeout)
+
+    def collect(self, *, dry_run: bool = False, timeout: float = WORK_SECONDS) -> CollectReply:
+        """Let the daemon remove what nobody needs; with `dry_run` it only says what that would be, and why."""
+        return self._post(CollectReply, "/v1/collect", CollectRequest(dry_run), wait=timeout)
 
     def fleet(self, run: str, *, version: Version | str = "", verified: int = 0, wait: float = 0.0) -> FleetView:
         """The run's replicas, here and in regions below.

@@ -257,6 +257,31 @@ class VerifyReply(msgspec.Struct, frozen=True):
     wrong_tensors: tuple[str, ...] = ()
 
 
+class CollectRequest(msgspec.Struct, frozen=True):
+    """Let go of what nobody needs; with `dry_run` only say what that would be."""
+
+    dry_run: bool = False
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Whether a version or an object is kept, and why."""
+
+    thing: str
+    bytes: int
+    kept: bool
+    why: str
+
+
+class CollectReply(msgspec.Struct, frozen=True):
+    """Every version of the store in order, and of its objects the first few that go and that stay; all are counted."""
+
+    versions: tuple[Explanation, ...]
+    objects: tuple[Explanation, ...]
+    kept_objects: int
+    dropped_objects: int
+    dropped_bytes: int
+
+
 class RegisterRequest(msgspec.Struct, frozen=True):
     """A replica announces itself. `boot` names its process, which may register again at any time.
 

@@ -72,6 +72,9 @@ class RunConfig:
     `coder`: how deltas are coded. `blind` is the fastest; `fast`, `mid` and `dense` code by context, each in
     fewer bytes and more time than the one before; `auto` chooses by what the regions below pull at, and
     takes `dense` until that is known. Default `auto`.
+    `keep_versions`, `keep_for`, `keep_bytes`: how much of it is kept: how many versions, for how long, and how
+    many bytes (such as `500GiB`). Each bound that is given holds; the newest version, what is pinned or in use,
+    and what leads there from an anchor, are kept in any case. Default `0`, `0s` and `0B`, which are no bounds.
     """
 
     id: RunId = field(metadata=_reads(values.named(parse_run)))
@@ -79,6 +82,9 @@ class RunConfig:
     coder: Literal["auto", "blind", "fast", "mid", "dense"] = field(
         default="auto", metadata=_reads(values.choice("auto", "blind", "fast", "mid", "dense"))
     )
+    keep_versions: int = field(default=0, metadata=_reads(values.count(0, 1 << 31)))
+    keep_for: float = field(default=0.0, metadata=_reads(values.duration(0.0), values.duration_text))
+    keep_bytes: int = field(default=0, metadata=_reads(values.size(0), values.size_text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ def size(least: int) -> Parser:
 
 
 def size_text(count: int) -> str:
-    unit, each = next((unit, each) for unit, each in _BYTES.items() if count % each == 0)
+    unit, each = next(((unit, each) for unit, each in _BYTES.items() if count and count % each == 0), ("B", 1))
     return f"{count // each}{unit}"
 
 

@@ -17,6 +17,9 @@ import structlog
 
 import deltad
 from deltad.client.messages import (
+    CollectReply,
+    CollectRequest,
+    Explanation,
     ExportReply,
     ExportRequest,
     NextReply,
@@ -31,6 +34,7 @@ from deltad.client.messages import (
     VersionInfo,
 )
 from deltad.config import Config
+from deltad.daemon.keeping import Keeper
 from deltad.daemon.notes import Note
 from deltad.daemon.origin import Origin, Published, PublishOptions
 from deltad.daemon.remarks import Remarks
@@ -46,6 +50,7 @@ from deltad.ops.metrics import Metrics
 from deltad.protocol.mode import AUTO, ModeChoice, choose_mode
 from deltad.relay.puller import Puller, PullStats
 from deltad.store.announce import Announcements
+from deltad.store.garbage import Collected, Explained
 from deltad.store.store import Store
 from deltad.types import RunId, Variant, Version, parse_daemon_name, parse_version
 
@@ -57,6 +62,10 @@ MEASURE_SECONDS = 30.0
 """How often the size of the store is measured, which walks all of it."""
 MIRROR_REST_SECONDS = 300.0
 """How long a mirror that could not advance is left alone."""
+
+
+SHOWN_OBJECTS = 10_000
+"""How many objects that stay, and that go, are told of one by one."""
 
 
 class Node:
@@ -93,6 +102,7 @@ class Node:
         self._store_bytes = 0
         self._next_measure = 0.0
         self._mirror_rests: dict[RunId, float] = {}
+        self._keeper = Keeper(store, config)
 
     # Runs.
 
@@ -223,6 +233,12 @@ class Node:
         versions = self.versions_of(run)
         return await versions.verify(self._version(versions, request.version))
 
+    async def collect(self, request: CollectRequest) -> CollectReply:
+        self._renew_leases(time.monotonic())
+        collected = await self._keeper.collect(dry_run=request.dry_run)
+        self._forget_gone()
+        return _collect_reply(collected)
+
     def versions(self, run: RunId) -> list[VersionInfo]:
         return self.versions_of(run).all()
 
@@ -315,6 +331,19 @@ class Node:
                 await asyncio.to_thread(shutil.rmtree, export, ignore_errors=True)
         for run in self.runs():
             await self._advance_mirror(run, now)
+        self._renew_leases(now)
+        if problem := await self._keeper.collect_when_due(now):
+            self.unwell["garbage"] = problem
+        else:
+            self.unwell.pop("garbage", None)
+        self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        for versions in self._runs.values():
+            versions.forget_gone()
+
+    def _renew_leases(self, now: float) -> None:
+        self._keeper.renew_leases(self.fleet.view(run, self.versions_of(run).all(), now) for run in self.runs())
 
     async def _advance_mirror(self, run: RunId, now: float) -> None:
         part = f"mirror {run}"
@@ -372,3 +401,20 @@ class Node:
             on_received=lambda count: self.metrics.received(upstream.url, count),
             on_failure=lambda error: self.metrics.pull_failed(upstream.url, error),
         )
+
+
+def _collect_reply(collected: Collected) -> CollectReply:
+    dropped = [found for found in collected.objects if not found.kept]
+    kept = [found for found in collected.objects if found.kept]
+    shown = (*dropped[:SHOWN_OBJECTS], *kept[:SHOWN_OBJECTS])
+    return CollectReply(
+        versions=tuple(map(_explanation, collected.versions)),
+        objects=tuple(map(_explanation, shown)),
+        kept_objects=len(kept),
+        dropped_objects=len(dropped),
+        dropped_bytes=sum(found.bytes for found in dropped),
+    )
+
+
+def _explanation(found: Explained) -> Explanation:
+    return Explanation(found.thing, found.bytes, found.kept, found.why)

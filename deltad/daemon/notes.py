@@ -6,6 +6,7 @@ Kept beside the records so that a restart does not forget it. A lost or damaged 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -44,6 +45,10 @@ class Notes:
             os.replace(temporary, path)
         except OSError:
             temporary.unlink(missing_ok=True)
+
+    def forget(self, version: Version) -> None:
+        with suppress(OSError):
+            self._path(version).unlink()
 
     def _path(self, version: Version) -> Path:
         return self._directory / f"e{version.epoch:06d}-v{version.number:06d}.json"

@@ -101,7 +101,10 @@ class Origin:
         StoreFullError, StoreError.
         """
         started = time.monotonic()
-        with open_checkpoint(directory, publish_as=self._publish_as, limits=self._store.limits) as checkpoint:
+        with (
+            self._store.leases.work(f"the publish of {self._run.run}"),
+            open_checkpoint(directory, publish_as=self._publish_as, limits=self._store.limits) as checkpoint,
+        ):
             require_config(checkpoint)
             latest = self._run.latest()
             version = Version(latest.version.epoch if latest else 1, number)
@@ -247,7 +250,7 @@ class Origin:
     ) -> Manifest:
         chunks: list[ChunkRef] = []
         for chunk in encoder.chunks():
-            self._store.put(chunk.data)
+            self._store.put_chunk(chunk.data)
             chunks.append(chunk.ref)
         pages = []
         for page, data in make_pages(chunks, limits=self._store.limits):

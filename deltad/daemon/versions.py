@@ -7,6 +7,9 @@ neither waiting for the other. Invariant: whatever a caller is told is durable i
 from __future__ import annotations
 
 import asyncio
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Unpack
 
@@ -27,6 +30,8 @@ from deltad.types import Digest, RunId, Variant, Version
 
 log = structlog.get_logger()
 
+READ_SECONDS = 24 * 3600.0
+"""How long one read of a version may take, at most."""
 TAIL = 16
 """Edges behind the mirror's generation at which it advances."""
 
@@ -86,6 +91,13 @@ class Versions:
         self._notes.write(version, note)
         self._described.pop(version, None)
 
+    def forget_gone(self) -> None:
+        """Forget what was noted about versions that are not held any more."""
+        held = {record.version for record in self.records.records()}
+        for version in self._described.keys() - held:
+            del self._described[version]
+            self._notes.forget(version)
+
     async def publish(self, origin: Origin, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
         """See `Origin.publish`. What has begun goes on to its end, whatever becomes of the caller."""
         deed = asyncio.create_task(self._publish(origin, directory, number, **how))
@@ -105,13 +117,13 @@ class Versions:
 
     async def export(self, version: Version, variant: Variant | None, directory: Path) -> str:
         """Write a version at `directory`, which must be absent or empty; returns its root in hex."""
-        record = self.records.record(version)
-        return (await asyncio.to_thread(self._export, record, variant, directory)).hex()
+        with self._reading(version, f"the export to {directory}") as record:
+            return (await asyncio.to_thread(self._export, record, variant, directory)).hex()
 
     async def verify(self, version: Version) -> VerifyReply:
         """Rebuild a version from what is stored, read it back and compare."""
-        record = self.records.record(version)
-        return await asyncio.to_thread(self._verify, record)
+        with self._reading(version, "the verification") as record:
+            return await asyncio.to_thread(self._verify, record)
 
     async def advance_mirror(self) -> None:
         """Let the mirror catch up if its tail has grown long. Off the path of any commit."""
@@ -120,7 +132,8 @@ class Versions:
             return
         mirror = self.mirror(Variant(record.variants[0].name))
         if await asyncio.to_thread(mirror.tail, record) > TAIL:
-            await asyncio.to_thread(mirror.advance, record)
+            with self._reading(record.version, "the mirror"):
+                await asyncio.to_thread(mirror.advance, record)
             log.info("mirror_advanced", run=self.run, version=str(record.version))
 
     def next_for(self, variant: Variant, served: Version | None) -> NextReply | None:
@@ -143,6 +156,16 @@ class Versions:
         if variant not in self._mirrors:
             self._mirrors[variant] = Mirror(self._store, self.records, variant, self._backend, threads=self._threads)
         return self._mirrors[variant]
+
+    @contextmanager
+    def _reading(self, version: Version, why: str) -> Iterator[VersionRecord]:
+        """Keep a version, and what leads to it, while it is read. Raises NotFoundError."""
+        holder = f"{why} ({self.run}/{version}, {uuid.uuid4().hex[:8]})"
+        self.records.lease(holder, version, READ_SECONDS)
+        try:
+            yield self.records.record(version)
+        finally:
+            self._store.leases.release(holder)
 
     def _export(self, record: VersionRecord, variant: Variant | None, directory: Path) -> Digest:
         if not directory.is_absolute():

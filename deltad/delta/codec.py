@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from deltad.delta.coding import WHOLE, Coder
 from deltad.delta.difference import compose, inverse
 from deltad.delta.digest import U64, root_of, sum_changes, tensor_seed, unpack_sums
 from deltad.delta.emit import ChunkBuilder, EncodedChunk, FrameWriter, WrittenFrame, share_of_lanes
-from deltad.delta.frame import Frame, FrameHeader, Rect, StoredFrame, plan_frames, stored_frames
+from deltad.delta.frame import Frame, Rect, StoredFrame, plan_frames, stored_frames
 from deltad.delta.layout import Layout, TensorSpec
 from deltad.delta.threads import in_order
 from deltad.delta.weights import (
@@ -307,15 +307,15 @@ def apply_chunks(
     follows the writes. Raises FormatError, LimitError or IntegrityError; other frames have been written by then,
     so what is written to must be private until the sums are compared with the manifest's.
     """
-    stored = (frame for data in chunks for frame in stored_frames(data, layout, limits=limits))
+    placed = (_Placed(frame, layout) for data in chunks for frame in stored_frames(data, layout, limits=limits))
     work = partial(_apply_frame, layout=layout, target=target, backend=backend)
-    for tensors, shares in in_order(work, stored, threads, clash=partial(_may_meet, layout=layout)):
+    for tensors, shares in in_order(work, placed, threads, clash=_Placed.may_meet):
         np.add.at(sums, tensors, shares)
 
 
-def _apply_frame(stored: StoredFrame, layout: Layout, target: Weights, backend: Backend) -> tuple[list[int], U64]:
+def _apply_frame(placed: _Placed, layout: Layout, target: Weights, backend: Backend) -> tuple[list[int], U64]:
     """Which tensors were written to, and what that adds to their sums."""
-    frame = stored.unpack()
+    frame = placed.stored.unpack()
     header = frame.header
     rects = header.rects
     if header.coder in WHOLE or not header.check or not all_contiguous(rects, layout):
@@ -343,21 +343,29 @@ def _write(patch: Patch, layout: Layout, target: Weights, backend: Backend) -> U
         return _write_patch(patch, lanes, spec, backend)[1]
 
 
-def _may_meet(one: StoredFrame, other: StoredFrame, layout: Layout) -> bool:
-    """Whether two frames may have a lane in common, which nobody may write while another reads it.
+@dataclass(frozen=True)
+class _Placed:
+    """A frame to be applied, and where its lanes lie.
 
-    Frames of an edge are disjoint, but a frame that has been received may not keep to that.
+    Frames of an edge are disjoint, but one that has been received may not keep to that, and nobody may write lanes
+    that another thread reads.
     """
-    if one.header.dtype != other.header.dtype:
-        return False
-    low, high = _reach(one.header, layout)
-    first, last = _reach(other.header, layout)
-    return low <= last and first <= high
 
+    stored: StoredFrame
+    layout: Layout
 
-def _reach(header: FrameHeader, layout: Layout) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The lowest and the highest (tensor, canonical position) between which all of a frame lies."""
-    shapes = [layout.tensors[rect.tensor].lane_shape for rect in header.rects]
-    starts = [(rect.tensor, rect.flat_start(shape)) for rect, shape in zip(header.rects, shapes, strict=True)]
-    ends = [(rect.tensor, rect.flat_end(shape) - 1) for rect, shape in zip(header.rects, shapes, strict=True)]
-    return min(starts), max(ends)
+    def may_meet(self, other: _Placed) -> bool:
+        """Whether the two may have a lane in common."""
+        if self.stored.header.dtype != other.stored.header.dtype:
+            return False
+        (low, high), (first, last) = self._reach, other._reach
+        return low <= last and first <= high
+
+    @cached_property
+    def _reach(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The lowest and the highest (tensor, canonical position)."""
+        rects = self.stored.header.rects
+        shapes = [self.layout.tensors[rect.tensor].lane_shape for rect in rects]
+        starts = ((rect.tensor, rect.flat_start(shape)) for rect, shape in zip(rects, shapes, strict=True))
+        ends = ((rect.tensor, rect.flat_end(shape) - 1) for rect, shape in zip(rects, shapes, strict=True))
+        return min(starts), max(ends)

@@ -56,11 +56,14 @@ def _mix(x: U64) -> U64:
     return x ^ (x >> np.uint64(31))
 
 
+def multiplier_bases(seed: int) -> U64:
+    """What a tensor's block multipliers are drawn from: mix(seed + s·golden). Shape [2]."""
+    return _mix(np.uint64(seed) + np.arange(LANES, dtype=np.uint64) * _GOLDEN)
+
+
 def block_multipliers(seed: int, blocks: U64) -> U64:
     """R: shape [2, len(blocks)], odd."""
-    lanes = np.arange(LANES, dtype=np.uint64)
-    base = _mix(np.uint64(seed) + lanes * _GOLDEN)
-    return _mix(base[:, None] + blocks[None, :]) | np.uint64(1)
+    return _mix(multiplier_bases(seed)[:, None] + blocks[None, :]) | np.uint64(1)
 
 
 def zero_sum() -> U64:

@@ -17,6 +17,7 @@ from deltad.errors import FormatError, LimitError
 from deltad.types import Digest
 
 SIGNATURE_BYTES = 64
+_TOO_LONG = "of length <="  # msgspec's words
 _KEY_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 OLDEST = 1
@@ -39,7 +40,9 @@ def decode(kind: type[T], data: bytes, *, what: str, limit: int) -> T:
     try:
         value = msgspec.msgpack.decode(data, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise FormatError(what, found=f"not a {kind.__name__}: {error}") from None
+        # A list with a limit of its own is refused by its declared length, before an element is made.
+        refused = LimitError if _TOO_LONG in str(error) else FormatError
+        raise refused(what, found=f"not a {kind.__name__}: {error}") from None
     if _encoder.encode(value) != data:
         raise FormatError(what, found=f"a {kind.__name__} in a spelling other than its canonical one")
     return value

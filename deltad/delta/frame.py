@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import math
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import msgspec
@@ -35,6 +37,17 @@ _U32 = struct.Struct("<I")
 _Index = npt.NDArray[np.int64]
 _ZSTD_LEVEL = 1
 _SMALLEST_WORTH_COMPRESSING = 48
+
+
+class _Local(threading.local):
+    """zstd's own memory: not for several threads at once, and a new one costs more than a stream takes."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=False)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_local = _Local()
 
 
 class Rect(msgspec.Struct, frozen=True, array_like=True):
@@ -109,7 +122,7 @@ class Rect(msgspec.Struct, frozen=True, array_like=True):
         return which + begin, local[which]
 
 
-class FrameHeader(msgspec.Struct, frozen=True, array_like=True):
+class FrameHeader(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """What a frame says of itself. `streams` holds (plain length, stored length) in bytes.
 
     `check` is what the frame adds to the element sums, over all its tensors: two u64, little-endian. A frame
@@ -127,7 +140,7 @@ class FrameHeader(msgspec.Struct, frozen=True, array_like=True):
     marked: int
     streams: tuple[tuple[int, int], ...]
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         return sum(rect.lanes for rect in self.rects)
 
@@ -224,8 +237,7 @@ def write_frame(dtype: str, rects: Sequence[Rect], coding: Coding, check: bytes,
 
     `check` is what the frame adds to the element sums, 16 bytes, or none where that is not known.
     """
-    compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=False)
-    compresses = coding.coder not in WHOLE
+    compressor, compresses = _local.compressor, coding.coder not in WHOLE
     stored: list[bytes | memoryview] = []
     for stream in streams:
         plain = stream.data if isinstance(stream, np.ndarray) else memoryview(stream)
@@ -350,6 +362,8 @@ def _check_rect(rect: Rect, tensor: TensorSpec, dtype: str) -> None:
 
 def _check_disjoint(rects: Sequence[Rect], layout: Layout) -> None:
     """No lane may be changed twice: what a frame does would depend on the order."""
+    if len({rect.tensor for rect in rects}) == len(rects):
+        return
     by_tensor: dict[int, list[Rect]] = {}
     for rect in rects:
         by_tensor.setdefault(rect.tensor, []).append(rect)
@@ -381,6 +395,6 @@ def _read_stream(stored: memoryview, plain_length: int) -> bytes:
         claimed = zstandard.frame_content_size(stored)
         if claimed != plain_length:
             raise FormatError("frame: stream", expected=f"{plain_length} bytes", found=f"zstd claims {claimed}")
-        return zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
+        return _local.decompressor.decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FormatError("frame: stream", expected="a zstd frame", found=str(error)) from None

@@ -15,6 +15,7 @@ from typing import TypeVar
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
+_AHEAD = 4  # enough that no thread waits for a caller that is slow to wake up
 _MOST_BY_DEFAULT = 2  # together they hold 96 MiB of both checkpoints
 
 
@@ -32,7 +33,7 @@ def in_order(
 ) -> Generator[_Result, None, None]:
     """`work` on every item, by `threads` threads; the results in the order of the items.
 
-    An item is asked for in the caller's thread, and only when fewer than twice as many as there are threads
+    An item is asked for in the caller's thread, and only when fewer than four times as many as there are threads
     have been begun and not been given. It is begun when those before it that it clashes with are done. An error
     is raised where its result would come. Then, and when the iterator is closed, nothing is begun any more, and
     what was begun is waited for. With one thread all happens in the caller's, when it is asked for.
@@ -44,7 +45,7 @@ def in_order(
     with ThreadPoolExecutor(threads, thread_name_prefix="deltad-frames") as pool:
         try:
             for item in items:
-                while len(begun) == 2 * threads or any(clash(item, other) for other, _ in begun):
+                while len(begun) == _AHEAD * threads or any(clash(item, other) for other, _ in begun):
                     yield begun.popleft()[1].result()
                 begun.append((item, pool.submit(work, item)))
             while begun:

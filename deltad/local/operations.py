@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from deltad.client.messages import (
+    CollectReply,
+    CollectRequest,
     ExportReply,
     ExportRequest,
     NextReply,
@@ -39,6 +41,10 @@ class Operations(Protocol):
 
     async def verify(self, run: RunId, request: VerifyRequest) -> VerifyReply:
         """Rebuild a version from what is stored and compare its root."""
+        ...
+
+    async def collect(self, request: CollectRequest) -> CollectReply:
+        """Let go of what nobody needs, or say what that would be."""
         ...
 
     def versions(self, run: RunId) -> Sequence[VersionInfo]:

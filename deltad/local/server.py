@@ -9,7 +9,6 @@ stops sending or reading holds a handler for longer than `progress_seconds`.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -20,6 +19,7 @@ import structlog
 from aiohttp import hdrs, web
 
 from deltad.client.messages import (
+    CollectRequest,
     ErrorReply,
     ExportRequest,
     FleetView,
@@ -38,9 +38,9 @@ from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.fleet import Fleet
 from deltad.local.operations import Operations
 from deltad.store.announce import Announcements
+from deltad.store.objects import ObjectReader
 from deltad.store.store import Store
 from deltad.types import (
-    Digest,
     RunId,
     Version,
     VersionId,
@@ -106,6 +106,7 @@ class LocalServer:
             (post, "/v1/runs/{run}/pull", self._pull),
             (post, "/v1/runs/{run}/export", self._export),
             (post, "/v1/runs/{run}/verify", self._verify),
+            (post, "/v1/collect", self._collect),
             (get, "/v1/runs/{run}/fleet", self._fleet_view),
             (get, "/v1/objects/{digest}", self._object),
             (post, "/v1/replicas", self._register),
@@ -195,34 +196,28 @@ class LocalServer:
             parse_version(body.version)
         return _json(await self._operations.verify(run, body))
 
+    async def _collect(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        return _json(await self._operations.collect(await self._body(request, CollectRequest)))
+
     # Objects.
 
     async def _object(self, request: web.Request) -> web.StreamResponse:
         _query(request)
         digest = parse_digest(request.match_info["digest"])
-        descriptor, size = await asyncio.to_thread(self._open, digest)
-        try:
+        with await asyncio.to_thread(self._store.open_object, digest) as reader:
             response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "application/octet-stream"})
-            response.content_length = size
-            await self._stream(request, response, descriptor, size)
-        finally:
-            os.close(descriptor)
+            response.content_length = reader.size
+            await self._stream(request, response, reader)
         return response
 
-    def _open(self, digest: Digest) -> tuple[int, int]:
-        try:
-            descriptor = os.open(self._store.object_path(digest), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise NotFoundError(f"object {digest.hex()}", found="not held here") from None
-        return descriptor, os.fstat(descriptor).st_size
-
-    async def _stream(self, request: web.Request, response: web.StreamResponse, descriptor: int, size: int) -> None:
-        """Send the file, or cut the connection: a short reply must not look like a whole one."""
+    async def _stream(self, request: web.Request, response: web.StreamResponse, reader: ObjectReader) -> None:
+        """Send the object, or cut the connection: a short reply must not look like a whole one."""
         try:
             await response.prepare(request)
             sent = 0
-            while sent < size:
-                piece = await asyncio.to_thread(os.pread, descriptor, min(_PIECE, size - sent), sent)
+            while sent < reader.size:
+                piece = await asyncio.to_thread(reader.read, _PIECE, sent)
                 if not piece:
                     raise EOFError
                 async with asyncio.timeout(self._progress):

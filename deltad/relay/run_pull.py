@@ -194,6 +194,8 @@ class RunPull:
         try:
             while True:
                 self._wake.clear()
+                # What it asks the store for from now on stays there until it has come to its end.
+                self._store.leases.set_work(f"the pull of {self.run_id}", running=self.pull.busy)
                 until: float | None = None
                 for decision in self.pull.decide(_now()):
                     if isinstance(decision, Wait):
@@ -204,6 +206,7 @@ class RunPull:
                     async with asyncio.timeout_at(until):
                         await self._wake.wait()
         finally:
+            self._store.leases.set_work(f"the pull of {self.run_id}", running=False)
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -320,8 +323,9 @@ class RunPull:
         if not self.pull.object_arrived(arrived, _now()):
             self._note_problem()
             return
+        put = self._store.put_chunk if arrived.wanted.kind is Kind.CHUNK else self._store.put
         try:
-            await self._guarded(asyncio.to_thread(self._store.put, arrived.data))
+            await self._guarded(asyncio.to_thread(put, arrived.data))
         except DeltadError as error:
             log.error("object_not_stored", run=self.run_id, object=str(arrived.wanted), error=str(error))
             self.pull.object_failed(arrived.wanted, _now())

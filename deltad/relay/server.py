@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import os
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
@@ -45,6 +44,7 @@ from deltad.relay.wire import (
     seal,
 )
 from deltad.store.announce import Announcements
+from deltad.store.objects import ObjectReader
 from deltad.store.runs import RunStore
 from deltad.store.store import Store
 from deltad.types import Digest, Version, parse_daemon_name, parse_digest, parse_run
@@ -189,20 +189,11 @@ class RelayServer:
 
     async def _get_object(self, request: web.Request) -> web.StreamResponse:
         digest = parse_digest(request.match_info["digest"])
-        descriptor, size = await asyncio.to_thread(self._open, digest)
-        try:
-            return await self._send(request, digest, descriptor, size)
-        finally:
-            os.close(descriptor)
+        with await asyncio.to_thread(self._store.open_object, digest) as reader:
+            return await self._send(request, digest, reader)
 
-    def _open(self, digest: Digest) -> tuple[int, int]:
-        try:
-            descriptor = os.open(self._store.object_path(digest), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise NotFoundError(f"object {digest.hex()}", found="not held here") from None
-        return descriptor, os.fstat(descriptor).st_size
-
-    async def _send(self, request: web.Request, digest: Digest, descriptor: int, size: int) -> web.StreamResponse:
+    async def _send(self, request: web.Request, digest: Digest, reader: ObjectReader) -> web.StreamResponse:
+        size = reader.size
         start = parse_range(request.headers.get("Range", ""))
         # `no-transform` keeps a proxy from compressing what is compressed already.
         headers = {"ETag": f'"{digest.hex()}"', "Accept-Ranges": "bytes", "Cache-Control": "no-transform"}
@@ -220,7 +211,7 @@ class RelayServer:
         await response.prepare(request)
         try:
             while at < size:
-                piece = await asyncio.to_thread(os.pread, descriptor, min(_READ_BYTES, size - at), at)
+                piece = await asyncio.to_thread(reader.read, _READ_BYTES, at)
                 if not piece:
                     raise OSError("the file has become shorter")
                 await self._write(response, piece)

@@ -11,9 +11,7 @@ with a dot, or ends in `.removed`), and the next advance removes it.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import threading
 import uuid
 from collections.abc import Iterator
@@ -33,7 +31,7 @@ from deltad.delta.record import VersionRecord
 from deltad.delta.threads import in_order
 from deltad.delta.weights import Span, borrowed, spans_of
 from deltad.errors import CheckpointError, FormatError, IntegrityError
-from deltad.store.disk import make_directory, store_error, sync_directory
+from deltad.store.disk import FileSystem, make_directory, remove_tree, store_error
 from deltad.store.path import Path as EdgePath
 from deltad.store.path import find_path
 from deltad.store.runs import RunStore
@@ -53,17 +51,18 @@ class Mirror:
         self._variant = variant
         self._backend = backend
         self._threads = threads
+        self._files = store.files
         self._directory = run.directory / "mirror" / variant
         self._lock = threading.Lock()
 
     def generations(self) -> dict[Version, Path]:
         """The complete generations on disk."""
-        if not self._directory.is_dir():
+        if self._files.entry(self._directory) is None:
             return {}
         found = {}
-        for path in self._directory.iterdir():
-            if match := _GENERATION.fullmatch(path.name):
-                found[Version(int(match[1]), int(match[2]))] = path
+        for entry in self._files.entries(self._directory):
+            if match := _GENERATION.fullmatch(entry.name):
+                found[Version(int(match[1]), int(match[2]))] = self._directory / entry.name
         return found
 
     def tail(self, record: VersionRecord) -> int:
@@ -75,12 +74,12 @@ class Mirror:
         with self._lock:
             version = record.version
             directory = self._directory / f"e{version.epoch:06d}-v{version.number:06d}"
-            if not directory.exists():
+            if self._files.entry(directory) is None:
                 self._build(record, directory)
             # Older generations, and whatever a killed build left.
-            for path in self._directory.iterdir():
-                if path != directory:
-                    _discard(path)
+            for entry in self._files.entries(self._directory):
+                if entry.name != directory.name:
+                    _discard(self._directory / entry.name, self._files)
             return directory
 
     def export(self, record: VersionRecord, directory: Path) -> Digest:
@@ -101,11 +100,11 @@ class Mirror:
         layout = self.layout(record)
         with self._lock:
             try:
-                with CheckpointWriter(scratch, layout) as writer:
+                with CheckpointWriter(scratch, layout, files=self._files) as writer:
                     self._write_weights(self._path(record), layout, writer)
                     return self._compare(record, layout, writer)
             finally:
-                shutil.rmtree(scratch, ignore_errors=True)
+                remove_tree(scratch, self._files)
 
     def sums(self, record: VersionRecord) -> U64:
         """The published element sums of a version, shape [tensors, 2]."""
@@ -130,22 +129,22 @@ class Mirror:
             # The generation that it started from is damaged, so that sums come out wrong or a delta cannot be
             # read beside it. The deltas and the anchor are still checked byte by byte: build from those, and
             # let go of the generation.
-            _discard(self.generations()[path.start])
+            _discard(self.generations()[path.start], self._files)
             return self._build_along(self._path(record), record, directory)
 
     def _build_along(self, path: EdgePath, record: VersionRecord, directory: Path) -> Digest:
         layout = self.layout(record)
         partial = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
-        make_directory(partial)
+        make_directory(partial, self._files)
         try:
-            with CheckpointWriter(partial, layout) as writer:
+            with CheckpointWriter(partial, layout, files=self._files) as writer:
                 root = self._write(path, record, writer)
-            os.rename(partial, directory)
-            sync_directory(directory.parent)
+            self._files.rename(partial, directory)
+            self._files.sync_directory(directory.parent)
         except OSError as error:
-            raise store_error(error, directory, layout.weight_bytes) from error
+            raise store_error(error, directory, layout.weight_bytes, self._files) from error
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            remove_tree(partial, self._files)
         return root
 
     def _write(self, path: EdgePath, record: VersionRecord, writer: CheckpointWriter) -> Digest:
@@ -189,14 +188,15 @@ class Mirror:
         return root_of(layout, found), [layout.tensors[i].name for i in wrong]
 
 
-def _discard(directory: Path) -> None:
+def _discard(directory: Path, files: FileSystem) -> None:
     """Remove a directory so that no half of it is ever seen under its name."""
     removed = directory.with_name(directory.name + ".removed")
     try:
-        os.rename(directory, removed)
+        files.rename(directory, removed)
+        files.sync_directory(directory.parent)
     except OSError:
         removed = directory
-    shutil.rmtree(removed, ignore_errors=True)
+    remove_tree(removed, files)
 
 
 def _copy(layout: Layout, base: Weights, writer: CheckpointWriter, threads: int) -> None:

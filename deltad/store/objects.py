@@ -1,54 +1,140 @@
 """Immutable objects (chunks, pages, manifests, layouts, files), each named by its SHA-256.
 
-An object's bytes are compared with its name whenever they are read, so rot is found by use.
+Chunks lie in packs; what is small lies in a file of its own, as its publisher made it. An object's bytes are
+compared with its name whenever they are read, so rot is found by use.
 """
 
 from __future__ import annotations
 
+import re
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from deltad.delta.encoding import sha256
-from deltad.errors import DeltadError, IntegrityError, NotFoundError, StoreFullError
+from deltad.errors import DeltadError, FormatError, IntegrityError, NotFoundError, StoreFullError
 from deltad.limits import Limits
-from deltad.store.disk import free_bytes, make_directory, store_error, write_durably
+from deltad.store.disk import File, FileSystem, make_directory, store_error, write_durably
+from deltad.store.packs import Extent, Packs
 from deltad.types import Digest
+
+_SHARD = re.compile(r"[0-9a-f]{2}", re.ASCII)
+_REST = re.compile(r"[0-9a-f]{62}", re.ASCII)
+
+
+class ObjectReader:
+    """An object that is open: it can be read to its end even if it is collected meanwhile. Not checked."""
+
+    def __init__(self, file: File, extent: Extent) -> None:
+        self._file = file
+        self._offset = extent.offset
+        self.size = extent.size
+
+    def read(self, count: int, offset: int) -> bytes:
+        """Up to `count` bytes from `offset` within the object; fewer only where it ends, or is cut short on disk."""
+        return self._file.read(max(0, min(count, self.size - offset)), self._offset + offset)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class ObjectStore:
     """All objects of one store. Methods may be called from any thread."""
 
-    def __init__(self, root: Path, scratch: Path, limits: Limits) -> None:
+    def __init__(
+        self,
+        root: Path,
+        packs: Packs,
+        *,
+        scratch: Path,
+        limits: Limits,
+        files: FileSystem,
+        clock: Callable[[], float],
+    ) -> None:
         self._root = root
+        self._packs = packs
         self._scratch = scratch
         self._limits = limits
+        self._files = files
+        self._clock = clock
+        self._asking = threading.Lock()
+        self._asked: dict[Digest, float] = {}
 
-    def path(self, digest: Digest) -> Path:
-        name = digest.hex()
-        return self._root / name[:2] / name[2:]
+    def load(self) -> None:
+        """Sync the names of all objects, and heal the packs."""
+        # A name whose directory was not synced before a kill is there, but not yet for good.
+        self._files.sync_directory(self._root)
+        for shard in self._shards():
+            self._files.sync_directory(shard)
+        self._packs.load()
+
+    def last_asked(self, digest: Digest) -> float | None:
+        """When an object was last stored, read or asked for in this life."""
+        return self._asked.get(digest)
 
     def has(self, digest: Digest) -> bool:
-        return self.path(digest).exists()
+        self._ask(digest)
+        return self._packs.extent(digest) is not None or self._files.entry(self._path(digest)) is not None
 
-    def size(self, digest: Digest) -> int:
-        """Size in bytes. Raises NotFoundError."""
-        try:
-            return self.path(digest).stat().st_size
-        except FileNotFoundError:
-            raise NotFoundError(f"object {digest.hex()}", found="not held here") from None
+    def extent(self, digest: Digest) -> Extent:
+        """Where an object's bytes are now. Raises NotFoundError."""
+        self._ask(digest)
+        return self._extent(digest)
+
+    def _extent(self, digest: Digest) -> Extent:
+        if extent := self._packs.extent(digest):
+            return extent
+        path = self._path(digest)
+        entry = self._files.entry(path)
+        if entry is None:
+            raise NotFoundError(f"object {digest.hex()}", found="not held here")
+        return Extent(path, 0, entry.size)
+
+    def open(self, digest: Digest) -> ObjectReader:
+        """Open an object for reading piece by piece. Raises NotFoundError or StoreError."""
+        self._ask(digest)
+        return self._open(digest)
+
+    def _open(self, digest: Digest) -> ObjectReader:
+        while True:
+            extent = self._extent(digest)
+            try:
+                return ObjectReader(self._files.open(extent.path), extent)
+            except FileNotFoundError:
+                # Removed or moved to another pack between the two calls, or lost.
+                if self._packs.extent(digest) == extent:
+                    raise NotFoundError(f"{extent.path}", found=f"gone, with object {digest.hex()}") from None
+            except OSError as error:
+                raise store_error(error, extent.path, 0, self._files) from error
 
     def read(self, digest: Digest) -> bytes:
-        """The object's bytes, checked. Raises NotFoundError or IntegrityError."""
-        path = self.path(digest)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            raise NotFoundError(f"object {digest.hex()}", found="not held here") from None
-        except OSError as error:
-            raise store_error(error, path, 0) from error
+        """The object's bytes, checked. Raises NotFoundError, IntegrityError or StoreError."""
+        self._ask(digest)
+        return self.read_unasked(digest)
+
+    def read_unasked(self, digest: Digest) -> bytes:
+        """Like `read`, by one who does not need the object."""
+        extent = self._extent(digest)
+        with self._open(digest) as reader:
+            try:
+                data = reader.read(reader.size, 0)
+            except OSError as error:
+                raise store_error(error, extent.path, 0, self._files) from error
         found = sha256(data)
         if found != digest:
             raise IntegrityError(
-                f"{path}",
+                f"{extent.path}" + (f" from byte {extent.offset}" if extent.offset else ""),
                 expected=f"SHA-256 {digest.hex()}",
                 found=found.hex(),
                 hint="the file is damaged; it is replaced when the same bytes are published or pulled again",
@@ -56,30 +142,104 @@ class ObjectStore:
         return data
 
     def put(self, data: bytes) -> Digest:
-        """Store `data`; durable on return. What is held already is compared, and replaced if damaged."""
+        """Store a small object; durable on return. What is held already is compared, and replaced if damaged."""
         digest = sha256(data)
-        path = self.path(digest)
-        if self._holds(path, data):
+        self._ask(digest)
+        if self._holds(digest, data):
             return digest
+        if self._packs.extent(digest):
+            return self.put_chunk(data)  # damaged where it is looked for first
+        path = self._path(digest)
         self._keep_reserve(path, len(data))
-        make_directory(path.parent)
+        make_directory(path.parent, self._files)
         try:
-            write_durably(path, data, scratch=self._scratch)
+            write_durably(path, data, scratch=self._scratch, files=self._files)
         except DeltadError:
             # Without its directory's sync a name may be lost in a power cut, and whoever finds it would
             # take it for durable.
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._files.unlink(path)
             raise
         return digest
 
-    def _holds(self, path: Path, data: bytes) -> bool:
+    def put_chunk(self, data: bytes) -> Digest:
+        """Store a chunk behind the one that was stored last; durable on return. Else like `put`."""
+        digest = sha256(data)
+        self._ask(digest)
+        if not self._holds(digest, data):
+            self._keep_reserve(self._root, len(data))
+            self._packs.add(digest, data)
+        return digest
+
+    def sizes(self) -> dict[Digest, int]:
+        """All objects that are held, with their sizes in bytes. Raises FormatError for a foreign file."""
+        found = self._packs.sizes()
+        for shard in self._shards():
+            for entry in self._files.entries(shard):
+                if not _REST.fullmatch(entry.name):
+                    raise FormatError(f"{shard / entry.name}", expected="an object", found="a foreign file")
+                found.setdefault(Digest(bytes.fromhex(shard.name + entry.name)), entry.size)
+        return found
+
+    def remove(self, dead: Iterable[Digest], spared: Callable[[Digest], bool]) -> None:
+        """Remove objects, but for those that are `spared` at the very moment.
+
+        The space of chunks comes back where little or nothing else is left in their pack. Raises StoreError.
+        """
+        packed: set[Digest] = set()
+        for digest in dead:
+            if self._packs.extent(digest) is not None:
+                packed.add(digest)
+            path = self._path(digest)
+            with self._asking:
+                if not spared(digest):
+                    try:
+                        self._files.unlink(path)
+                    except FileNotFoundError:
+                        pass
+                    except OSError as error:
+                        raise store_error(error, path, 0, self._files) from error
+        with self._asking:
+            empty, sparse = self._packs.forget({digest for digest in packed if not spared(digest)})
+        self._packs.remove(empty)
+        self._packs.rewrite(sparse)
+
+    def forget_asked(self, before: float) -> None:
+        """Forget what was asked for, and when, if that is long ago."""
+        with self._asking:
+            self._asked = {digest: asked for digest, asked in self._asked.items() if asked >= before}
+
+    def used_bytes(self) -> int:
+        """What all objects take on the disk, in bytes of file content."""
+        loose = sum(entry.size for shard in self._shards() for entry in self._files.entries(shard))
+        return loose + self._packs.used_bytes()
+
+    def _ask(self, digest: Digest) -> None:
+        # Under the lock that `remove` holds: whoever asks either keeps the object or finds it gone.
+        with self._asking:
+            self._asked[digest] = self._clock()
+
+    def _path(self, digest: Digest) -> Path:
+        name = digest.hex()
+        return self._root / name[:2] / name[2:]
+
+    def _shards(self) -> list[Path]:
+        entries = self._files.entries(self._root)
+        for entry in entries:
+            if not entry.is_directory or not _SHARD.fullmatch(entry.name):
+                raise FormatError(
+                    f"{self._root / entry.name}", expected="a directory of objects", found="a foreign file"
+                )
+        return [self._root / entry.name for entry in entries]
+
+    def _holds(self, digest: Digest, data: bytes) -> bool:
         try:
-            return path.read_bytes() == data
-        except OSError:
+            return self.read_unasked(digest) == data
+        except DeltadError:
             return False
 
     def _keep_reserve(self, path: Path, size: int) -> None:
-        free = free_bytes(self._root)
+        free = self._files.free_bytes(self._root)
         if free - size < self._limits.disk_reserve_bytes:
             raise StoreFullError(
                 f"{path}",

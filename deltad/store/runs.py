@@ -5,15 +5,21 @@ Order of writes in `commit`, with what a crash leaves in each gap:
 1. all objects that the record names are durable (the caller wrote them; checked here);
 2. the record, under its final name. Killed before: unused objects are left, and publishing again
    reuses them. Killed after: the record is whole and all it names is durable, so opening the store
-   rolls `latest` forward to it;
+   syncs its name and rolls `latest` forward to it;
 3. `latest`, replaced atomically. Killed before the directory's sync: the old or the new pointer, and
    the old one is rolled forward as above.
+
+Order in `sift`, which lets versions go: `dropping`, which names them all, is durable; their records are
+removed, and that is durable; `dropping` is removed. From the first step on they are gone: a start that finds
+`dropping` finishes. Their objects are removed after that, by the caller.
 """
 
 from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -21,12 +27,15 @@ import msgspec
 from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import Manifest, decode_manifest, decode_page
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord, decode_record
-from deltad.errors import FormatError, IntegrityError, NotFoundError
+from deltad.errors import DeltadError, FormatError, IntegrityError, NotFoundError, StoreFullError
 from deltad.limits import Limits
 from deltad.protocol.publish import check_same, check_successor
 from deltad.protocol.pull_plan import check_manifest, check_tables
-from deltad.store.disk import make_directory, write_durably
+from deltad.store.disk import FileSystem, make_directory, read_file, store_error, write_durably
+from deltad.store.leases import LEASE_SECONDS, Leases
 from deltad.store.objects import ObjectStore
+from deltad.store.pins import Pin, Pins
+from deltad.store.retention import Candidate
 from deltad.types import Digest, RunId, Version, VersionId
 
 _RECORD_NAME = re.compile(r"e([0-9]{6,})-v([0-9]{6,})\.record", re.ASCII)
@@ -42,17 +51,34 @@ class Pointer(msgspec.Struct, frozen=True):
 class RunStore:
     """One run's records in one store. Methods may be called from any thread."""
 
-    def __init__(self, run: RunId, directory: Path, objects: ObjectStore, scratch: Path, limits: Limits) -> None:
+    def __init__(
+        self,
+        run: RunId,
+        directory: Path,
+        objects: ObjectStore,
+        *,
+        scratch: Path,
+        limits: Limits,
+        files: FileSystem,
+        leases: Leases,
+        clock: Callable[[], float],
+    ) -> None:
         self.run = run
         self.directory = directory
         self._objects = objects
         self._scratch = scratch
         self._limits = limits
+        self._files = files
+        self._leases = leases
+        self._clock = clock
+        self._pins = Pins(directory / "pins", scratch, files)
         self._writer = threading.Lock()
         """Held for a whole commit."""
         self._lock = threading.Lock()
         """Held only to look at or change what follows, so that readers never wait for the disk."""
         self._records: dict[Version, VersionRecord] = {}
+        self._since: dict[Version, float] = {}
+        """When each version came, by the monotonic clock of this life."""
         self._latest: Version | None = None
         self._load()
 
@@ -95,13 +121,79 @@ class RunStore:
             check_successor(None if self._latest is None else self._records[self._latest], record)
             for variant in record.variants:
                 self._check_complete(record, variant)
-            make_directory(self.directory / "records")
-            write_durably(self._record_path(record.version), data, scratch=self._scratch)
+            make_directory(self.directory / "records", self._files)
+            self._write(self._record_path(record.version), data)
             self._point(record)
             with self._lock:
                 self._records[record.version] = record
+                self._since[record.version] = self._clock()
                 self._latest = record.version
             return True
+
+    def pin(self, version: Version, by: str, why: str) -> None:
+        """Keep a version whatever the retention says; durable on return. Raises NotFoundError."""
+        with self._writer:
+            self.record(version)
+            self._pins.add(version, Pin(by, why))
+
+    def unpin(self, version: Version) -> None:
+        """Leave a version to the retention again."""
+        with self._writer:
+            self._pins.remove(version)
+
+    def pins(self) -> dict[Version, Pin]:
+        with self._writer:
+            return self._pins.all()
+
+    def lease(self, holder: str, version: Version, seconds: float = LEASE_SECONDS) -> None:
+        """`holder` reads this version, and will want the newer ones. Replaces its earlier lease of any run.
+
+        Raises NotFoundError for a version that is not held, or not any more.
+        """
+        with self._lock:
+            if version not in self._records:
+                raise NotFoundError(f"{VersionId(self.run, version)}", found="not held here", hint="see `deltad log`")
+            self._leases.renew(holder, self.run, version, seconds)
+
+    def candidates(self) -> list[Candidate]:
+        """All versions in ascending order, each with what speaks for keeping it; `bytes` is not filled in."""
+        with self._writer, self._lock:
+            return self._candidates()
+
+    def _candidates(self) -> list[Candidate]:
+        now, leases, pins = self._clock(), self._leases.of(self.run), self._pins.all()
+        return [
+            Candidate(
+                record,
+                age=now - self._since[version],
+                pinned=str(pins.get(version, "")),
+                leased=leases.get(version, ""),
+            )
+            for version, record in sorted(self._records.items())
+        ]
+
+    def sift(self, choose: Callable[[list[Candidate]], Collection[Version]]) -> None:
+        """Let go of the versions that `choose` names; durable on return, and no lease or pin comes in between.
+
+        The newest is never among them. Raises StoreError; then those that are not gone for good are still held.
+        """
+        with self._writer:
+            self._finish_dropping()
+            with self._lock:
+                chosen = {version: self._records[version] for version in choose(self._candidates())}
+                if self._latest in chosen:
+                    raise ValueError(f"{self._latest} is the newest version")
+                for version in chosen:
+                    del self._records[version], self._since[version]
+            try:
+                self._drop(sorted(chosen, reverse=True))
+            except DeltadError:
+                with self._lock:
+                    left = {v: record for v, record in chosen.items() if self._files.entry(self._record_path(v))}
+                    if self._files.entry(self.directory / "dropping") is None:
+                        self._records |= left
+                        self._since |= dict.fromkeys(left, self._clock())
+                raise
 
     def read_manifest(self, edge: EdgeRef) -> Manifest:
         """Raises NotFoundError, IntegrityError or FormatError."""
@@ -148,31 +240,89 @@ class RunStore:
 
     def _point(self, record: VersionRecord) -> None:
         pointer = Pointer(record.version, record.digest)
-        write_durably(self.directory / "latest", msgspec.json.encode(pointer), scratch=self._scratch)
+        self._write(self.directory / "latest", msgspec.json.encode(pointer))
+
+    def _write(self, path: Path, data: bytes) -> None:
+        write_durably(path, data, scratch=self._scratch, files=self._files)
+
+    def _drop(self, versions: list[Version]) -> None:
+        """Remove the records of versions, given newest first."""
+        if not versions:
+            return
+        try:
+            self._write(self.directory / "dropping", msgspec.json.encode(versions))
+        except StoreFullError:
+            # No room even for that. One by one then, each before those that it was made from.
+            for version in versions:
+                self._remove_records([version])
+        except DeltadError:
+            with suppress(OSError):
+                self._files.unlink(self.directory / "dropping")
+            raise
+        else:
+            self._finish_dropping()
+
+    def _finish_dropping(self) -> None:
+        path = self.directory / "dropping"
+        if self._files.entry(path) is None:
+            return
+        try:
+            # Its name may not be durable yet, if a kill came before that.
+            self._files.sync_directory(self.directory)
+            versions = msgspec.json.decode(read_file(path, self._files), type=list[Version])
+            self._remove_records(versions)
+            self._files.unlink(path)
+            self._files.sync_directory(self.directory)
+        except msgspec.DecodeError as error:
+            raise FormatError(f"{path}", expected="a list of versions", found=str(error)) from None
+        except OSError as error:
+            raise store_error(error, path, 0, self._files) from error
+
+    def _remove_records(self, versions: list[Version]) -> None:
+        directory = self.directory / "records"
+        try:
+            for version in versions:
+                with suppress(FileNotFoundError):
+                    self._files.unlink(self._record_path(version))
+            self._files.sync_directory(directory)
+        except OSError as error:
+            raise store_error(error, directory, 0, self._files) from error
 
     def _load(self) -> None:
         directory = self.directory / "records"
-        if not directory.is_dir():
-            return
-        for path in sorted(directory.iterdir()):
-            match = _RECORD_NAME.fullmatch(path.name)
-            if not match:
-                raise FormatError(f"{path}", expected="a record named like e000001-v000123.record")
-            record = decode_record(path.read_bytes(), limits=self._limits)
-            if record.run != self.run or record.version != Version(int(match[1]), int(match[2])):
-                raise IntegrityError(f"{path}", expected=f"the record of {self.run}", found=f"that of {record.id}")
-            self._records[record.version] = record
+        try:
+            if self._files.entry(directory) is None:
+                return
+            # A name whose directory was not synced before a kill is there, but not yet for good.
+            self._files.sync_directory(self.directory)
+            self._files.sync_directory(directory)
+            self._finish_dropping()
+            for entry in self._files.entries(directory):
+                self._load_record(directory / entry.name)
+        except OSError as error:
+            raise store_error(error, directory, 0, self._files) from error
+        self._pins.load()
+        self._since = dict.fromkeys(self._records, self._clock())
         self._check_pointer()
         if self._records:
             self._latest = max(self._records)
+
+    def _load_record(self, path: Path) -> None:
+        match = _RECORD_NAME.fullmatch(path.name)
+        if not match:
+            raise FormatError(f"{path}", expected="a record named like e000001-v000123.record")
+        record = decode_record(read_file(path, self._files), limits=self._limits)
+        if record.run != self.run or record.version != Version(int(match[1]), int(match[2])):
+            raise IntegrityError(f"{path}", expected=f"the record of {self.run}", found=f"that of {record.id}")
+        self._records[record.version] = record
 
     def _check_pointer(self) -> None:
         """The pointer must name a record that is here; an older one is rolled forward (see above)."""
         path = self.directory / "latest"
         pointed: Version | None = None
-        if path.exists():
+        if self._files.entry(path) is not None:
             try:
-                pointer = msgspec.json.decode(path.read_bytes(), type=Pointer)
+                pointer = msgspec.json.decode(read_file(path, self._files), type=Pointer)
             except msgspec.DecodeError as error:
                 raise FormatError(f"{path}", expected="a pointer to a record", found=str(error)) from None
             record = self._records.get(pointer.version)

@@ -1,90 +1,152 @@
 """The store: one directory, one daemon, one format number.
 
-FORMAT   lock   tmp/   objects/ab/…   runs/<run>/{latest, records/, notes/, mirror/, baseline/}   exports/
+FORMAT   lock   tmp/   packs/   objects/ab/…   runs/<run>/{latest, records/, notes/, mirror/, baseline/}   exports/
+
+What is written in which order, and what a kill leaves in each gap, is told in docs/STORE.md.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from deltad.errors import FormatError, StoreBusyError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
-from deltad.store.disk import free_bytes, make_directory, store_error, sync_directory, write_durably
-from deltad.store.objects import ObjectStore
+from deltad.store.disk import (
+    DISK,
+    FileSystem,
+    Lock,
+    make_directory,
+    read_file,
+    remove_tree,
+    store_error,
+    write_durably,
+)
+from deltad.store.leases import Leases
+from deltad.store.objects import ObjectReader, ObjectStore
+from deltad.store.packs import Extent, Packs
 from deltad.store.runs import RunStore
 from deltad.types import Digest, RunId, parse_run
 
-STORE_FORMAT = 1
+STORE_FORMAT = 2
 _FORMAT_LINE = f"deltad store {STORE_FORMAT}\n"
+_OLDER_LINES = ("deltad store 1\n",)
+"""Format 1 kept chunks in files of their own, which are still read there."""
+_BEFORE_FORMAT = frozenset({"lock", "tmp"})
+"""What a kill during the very first start may leave without a FORMAT file."""
 
 
 class Store:
     """A host's durable state. Open it once per process; methods may be called from any thread."""
 
-    def __init__(self, path: Path, lock: int, limits: Limits) -> None:
+    def __init__(
+        self, path: Path, lock: Lock, *, limits: Limits, files: FileSystem, clock: Callable[[], float]
+    ) -> None:
         self.path = path
         self.limits = limits
-        self._lock_descriptor = lock
+        self._lock = lock
+        self.files = files
         self._guard = threading.Lock()
         self.scratch = path / "tmp"
-        self._objects = ObjectStore(path / "objects", self.scratch, limits)
+        self._packs = Packs(path / "packs", self.scratch, limits, files)
+        self.objects = ObjectStore(
+            path / "objects", self._packs, scratch=self.scratch, limits=limits, files=files, clock=clock
+        )
+        self.clock = clock
+        self.leases = Leases(clock)
         self._runs: dict[RunId, RunStore] = {}
 
     @classmethod
-    def open(cls, path: Path, *, limits: Limits = DEFAULT_LIMITS) -> Store:
-        """Open or create the store at `path` and hold it until `close`.
+    def open(
+        cls,
+        path: Path,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        files: FileSystem = DISK,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Store:
+        """Open or create the store at `path` and hold it until `close`. An older format becomes this one.
 
         Raises StoreBusyError while another process holds it (a killed one does not), FormatError for a
-        store of another format or a directory that is no store, StoreError if the disk refuses.
+        store of a newer format or a directory that is no store, IntegrityError for damage that stands in
+        the way, StoreError if the disk refuses.
         """
-        make_directory(path)
-        _check_is_store(path)
-        lock = _take_lock(path / "lock")
+        make_directory(path, files)
+        _check_is_store(path, files)
+        lock = _take_lock(path / "lock", files)
         try:
-            store = cls(path, lock, limits)
+            store = cls(path, lock, limits=limits, files=files, clock=clock)
             store._prepare()
+        except OSError as error:
+            lock.close()
+            raise store_error(error, path, 0, files) from error
         except BaseException:
-            os.close(lock)
+            lock.close()
             raise
         return store
 
     def close(self) -> None:
         """Let go of the store. Nothing needs to be flushed: all that was reported is durable."""
-        os.close(self._lock_descriptor)
+        self._packs.close()
+        self._lock.close()
 
     def has(self, digest: Digest) -> bool:
-        return self._objects.has(digest)
+        return self.objects.has(digest)
 
     def size(self, digest: Digest) -> int:
         """Size of an object in bytes. Raises NotFoundError."""
-        return self._objects.size(digest)
+        return self.objects.extent(digest).size
 
     def read(self, digest: Digest) -> bytes:
         """An object's bytes, checked against its name. Raises NotFoundError or IntegrityError."""
-        return self._objects.read(digest)
+        return self.objects.read(digest)
 
-    def object_path(self, digest: Digest) -> Path:
-        return self._objects.path(digest)
+    def open_object(self, digest: Digest) -> ObjectReader:
+        """Open an object to read it piece by piece, unchecked. Raises NotFoundError or StoreError."""
+        return self.objects.open(digest)
+
+    def extent(self, digest: Digest) -> Extent:
+        """Where an object's bytes are on disk at this moment. Raises NotFoundError."""
+        return self.objects.extent(digest)
 
     def put(self, data: bytes) -> Digest:
-        """Store an object; durable on return. Raises StoreFullError or StoreError."""
-        return self._objects.put(data)
+        """Store an object that is no chunk; durable on return. Raises StoreFullError or StoreError."""
+        return self.objects.put(data)
+
+    def put_chunk(self, data: bytes) -> Digest:
+        """Store a chunk, behind the one that was stored last; durable on return. Raises like `put`."""
+        return self.objects.put_chunk(data)
+
+    def digests(self) -> list[Digest]:
+        """All objects that are held."""
+        return list(self.objects.sizes())
 
     def runs(self) -> list[RunId]:
         """The runs that have at least one version here."""
         with self._guard:
             return sorted(run for run, store in self._runs.items() if store.latest() is not None)
 
+    def held_runs(self) -> list[RunId]:
+        """All runs that have a directory here or were asked for, with versions or without."""
+        with self._guard:
+            return sorted(self._runs)
+
     def run(self, run: RunId) -> RunStore:
         """The run's records; a run without versions is empty, not an error."""
         with self._guard:
             if run not in self._runs:
-                directory = self.path / "runs" / run
-                self._runs[run] = RunStore(run, directory, self._objects, self.scratch, self.limits)
+                self._runs[run] = RunStore(
+                    run,
+                    self.path / "runs" / run,
+                    self.objects,
+                    scratch=self.scratch,
+                    limits=self.limits,
+                    files=self.files,
+                    leases=self.leases,
+                    clock=self.clock,
+                )
             return self._runs[run]
 
     def exports(self) -> Path:
@@ -92,51 +154,53 @@ class Store:
         return self.path / "exports"
 
     def free_bytes(self) -> int:
-        return free_bytes(self.path)
+        return self.files.free_bytes(self.path)
 
     def used_bytes(self) -> int:
-        """Size of all objects."""
-        total = 0
-        for shard in os.scandir(self.path / "objects"):
-            total += sum(entry.stat().st_size for entry in os.scandir(shard.path))
-        return total
+        """What all objects take on the disk."""
+        return self.objects.used_bytes()
 
     def _prepare(self) -> None:
-        if not (self.path / "FORMAT").exists():
-            make_directory(self.scratch)
-            write_durably(self.path / "FORMAT", _FORMAT_LINE.encode(), scratch=self.scratch)
+        make_directory(self.scratch, self.files)
+        marker = self.path / "FORMAT"
+        if self.files.entry(marker) is None or read_file(marker, self.files) != _FORMAT_LINE.encode():
+            # Before anything that an older deltad would not understand is written.
+            write_durably(marker, _FORMAT_LINE.encode(), scratch=self.scratch, files=self.files)
         # What is in tmp/ was never visible under a final name; exports belong to replicas of an
         # earlier life of this daemon, which register again and are given new ones.
         for leftovers in (self.scratch, self.exports()):
-            shutil.rmtree(leftovers, ignore_errors=True)
-            make_directory(leftovers)
-        make_directory(self.path / "objects")
-        # A name whose directory was not synced before a kill is there, but not yet for good.
-        for shard in os.scandir(self.path / "objects"):
-            sync_directory(Path(shard.path))
+            remove_tree(leftovers, self.files)
+            make_directory(leftovers, self.files)
         runs = self.path / "runs"
-        make_directory(runs)
-        for entry in sorted(runs.iterdir()):
+        for directory in (self.path / "packs", self.path / "objects", runs):
+            make_directory(directory, self.files)
+        for directory in (self.path, runs):
+            # A directory whose name was not synced before a kill is there, but not yet for good.
+            self.files.sync_directory(directory)
+        self.objects.load()
+        for entry in self.files.entries(runs):
             try:
                 run = parse_run(entry.name)
             except UsageError:
-                raise FormatError(f"{entry}", expected="a run's directory", found="a foreign name") from None
+                raise FormatError(
+                    f"{runs / entry.name}", expected="a run's directory", found="a foreign name"
+                ) from None
             self.run(run)
 
 
-def _check_is_store(path: Path) -> None:
+def _check_is_store(path: Path, files: FileSystem) -> None:
+    marker = path / "FORMAT"
     try:
-        marker = path / "FORMAT"
-        if marker.exists():
-            found = marker.read_text(errors="replace")[:80]
-            if found != _FORMAT_LINE:
+        if files.entry(marker) is not None:
+            found = read_file(marker, files)[:80].decode(errors="replace")
+            if found != _FORMAT_LINE and found not in _OLDER_LINES:
                 raise FormatError(
                     f"{marker}",
                     expected=repr(_FORMAT_LINE.strip()),
                     found=repr(found.strip()),
                     hint="the store was written by another version of deltad; use that version, or another directory",
                 )
-        elif foreign := sorted(entry.name for entry in path.iterdir() if entry.name not in ("lock", "tmp")):
+        elif foreign := [entry.name for entry in files.entries(path) if entry.name not in _BEFORE_FORMAT]:
             raise FormatError(
                 f"{path}",
                 expected="an empty directory or a deltad store",
@@ -144,26 +208,19 @@ def _check_is_store(path: Path) -> None:
                 hint="choose another directory for the store",
             )
     except OSError as error:
-        raise store_error(error, path, 0) from error
+        raise store_error(error, path, 0, files) from error
 
 
-def _take_lock(path: Path) -> int:
-    """An flock dies with its process, so a killed daemon's lock is free at once."""
+def _take_lock(path: Path, files: FileSystem) -> Lock:
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    except OSError as error:
-        raise store_error(error, path, 0) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return files.lock(path)
     except BlockingIOError:
-        owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-        os.close(descriptor)
+        owner = read_file(path, files)[:32].decode("ascii", "replace").strip()
         raise StoreBusyError(
             f"{path.parent}",
             expected="a store that no other daemon holds",
             found=f"held by process {owner or 'unknown'}",
             hint="stop that daemon, or give this one another `store`",
         ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return descriptor
+    except OSError as error:
+        raise store_error(error, path, 0, files) from error

@@ -108,10 +108,10 @@ def test_objects_of_a_store_are_checked_against_their_names(deltad: Deltad, tmp_
     store = Store.open(tmp_path / "store")
     digest = store.put(manifest_of(delta))
     config = store.put(b'{"model_type": "test"}')
-    path = store.object_path(digest)
+    path, config_path = store.extent(digest).path, store.extent(config).path
     store.close()
     assert "which is its name" in deltad("inspect", path).out
-    assert "travels with a version" in deltad("inspect", store.object_path(config)).out
+    assert "travels with a version" in deltad("inspect", config_path).out
     path.chmod(0o600)
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     deltad("inspect", path).assert_refused(65, str(path), f"SHA-256 {digest.hex()}", "damaged")

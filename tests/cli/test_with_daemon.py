@@ -18,6 +18,7 @@ from tests.cli.host import Host
 from tests.cli.models import Bits, write
 from tests.cli.terminal import start
 from tests.cli.views import version
+from tests.kit.rot import lose
 from tests.kit.versions import Lineage, Published
 
 POLICY = RunId("policy")
@@ -215,7 +216,7 @@ async def test_inspect_says_which_edge_the_daemon_does_not_hold(host: Host, tmp_
     both = lineage.publish(anchor=True)
     host.hold(lineage)
     anchor = both.record.variants[0].edges[1]
-    host.store.object_path(Digest(anchor.manifest)).unlink()
+    lose(host.store, Digest(anchor.manifest))
     assert "this daemon does not hold it" in (await host.deltad("inspect", "v2")).out
 
 

@@ -21,6 +21,7 @@ from deltad.errors import CheckpointChangedError, CheckpointError, ConflictError
 from deltad.store.store import Store
 from deltad.types import Version
 from tests.kit.checkpoints import MODEL, write_checkpoint
+from tests.kit.rot import overwrite
 from tests.kit.trainer import RUN, VARIANT, Trainer
 from tests.kit.weights import ArrayWeights
 
@@ -206,9 +207,9 @@ def test_an_anchor_is_cut_where_the_baseline_cannot_be_rebuilt_at_all(trainer: T
     trainer.step(0)
     shutil.rmtree(trainer.run.directory / "baseline")
     manifest = trainer.run.read_manifest(trainer.run.latest().variants[0].edges[0])
-    for path in (trainer.store.path / "objects").glob("*/*"):
-        if path.stat().st_size > manifest.chunk_bytes // 2:
-            path.write_bytes(b"rot")
+    for digest in trainer.store.digests():
+        if trainer.store.size(digest) > manifest.chunk_bytes // 2:
+            overwrite(trainer.store, digest, b"rot")
     trainer.step(1)
     assert trainer.kind(1) is EdgeKind.ANCHOR
     assert trainer.export(Version(1, 1)).equals(trainer.weights)
@@ -299,8 +300,7 @@ def test_a_generation_that_does_not_open_any_more_is_let_go(trainer: Trainer, da
 
 def test_a_layout_that_is_damaged_on_disk_is_mended_by_the_next_publish(trainer: Trainer) -> None:
     trainer.step(0)
-    layout = trainer.store.object_path(trainer.run.latest().variants[0].layout)
-    layout.write_bytes(b"rot")
+    overwrite(trainer.store, trainer.run.latest().variants[0].layout, b"rot")
     trainer.step(1)
     assert trainer.kind(1) is EdgeKind.DELTA
     assert trainer.export(Version(1, 1)).equals(trainer.weights)

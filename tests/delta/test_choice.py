@@ -144,7 +144,7 @@ def test_a_slow_candidate_is_measured_on_a_part_and_no_longer() -> None:
     clock = Clock()
     before = clock.now
     Probe(cupy=lambda: FakeDevice(clock=clock, costs=1e-6), numba=numba_of(clock, 2e-6), clock=clock)
-    assert clock.now - before < 4.0, "the whole frame takes 25 s"
+    assert clock.now - before < 6.0, "the whole frame takes 25 s"
 
 
 @pytest.mark.parametrize("device", [Wrong, Astray])

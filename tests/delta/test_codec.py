@@ -184,13 +184,36 @@ def test_an_edge_is_read_and_applied_by_several_threads(mode: Mode | None, threa
         assert all(np.array_equal(a.values, b.values) for a, b in zip(one, several, strict=True))
 
 
+class Apart(ArrayWeights):
+    """Weights whose first loan lasts until another thread borrows the same lanes, or for a while."""
+
+    def __init__(self, weights: ArrayWeights) -> None:
+        super().__init__(weights.arrays)
+        self.first: tuple[int, int, int, int] | None = None
+        self.met = threading.Event()
+
+    def lanes(self, tensor: int, start: int, count: int) -> np.ndarray:
+        if self.first is None:
+            self.first = (threading.get_ident(), tensor, start, start + count)
+            self.met.wait(0.2)
+            self.first = (0, tensor, 0, 0)
+        thread, other, low, high = self.first
+        if thread != threading.get_ident() and tensor == other and start < high and low < start + count:
+            self.met.set()
+        return super().lanes(tensor, start, count)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_frames_that_are_not_disjoint_are_applied_one_after_the_other(threads: int) -> None:
-    first, second = ArrayWeights.random(HOSTILE, 1), ArrayWeights.random(HOSTILE, 2)
-    data = [chunk.data for target in (first, second) for chunk in encode(HOSTILE, target).chunks()]
-    after = ArrayWeights.zeros(HOSTILE)
-    sums = sum_weights(HOSTILE, after)
-    apply_chunks(data * 5, HOSTILE, after, sums, BACKEND, limits=SMALL, threads=threads)
+    base = ArrayWeights.random(HOSTILE)
+    first = base.changed(0.05)
+    second = first.changed(0.05, seed=5)
+    steps = [(base, first), (first, second)]
+    data = [chunk.data for old, new in steps for chunk in encode(HOSTILE, new, old).chunks()]
+    after = Apart(base.copy())
+    sums = sum_weights(HOSTILE, base)
+    apply_chunks(data, HOSTILE, after, sums, BACKEND, limits=SMALL, threads=threads)
+    assert not after.met.is_set()
     assert after.equals(second)
     assert np.array_equal(sums, sum_weights(HOSTILE, second))
 

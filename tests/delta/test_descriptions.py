@@ -104,7 +104,9 @@ def test_a_layout_carries_no_code_and_no_paths(name: str) -> None:
         check_layout(Layout(1, (), (FileSpec(name, 1, DIGEST),)))
 
 
-def test_too_many_tensors_are_refused() -> None:
+def test_too_many_tensors_and_dimensions_are_refused() -> None:
+    with pytest.raises(LimitError, match="at most 16 dimensions"):
+        check_layout(Layout(1, (TensorSpec("a", "BF16", (1,) * 20),)))
     with pytest.raises(LimitError, match="at most 1 tensors"):
         check_layout(LAYOUT, limits=replace(Limits(), tensors=1))
 

@@ -36,7 +36,7 @@ from deltad.delta.symbols import GAPS, from_symbols, to_symbols, value_scheme
 from deltad.errors import FormatError, IntegrityError, LimitError
 from deltad.limits import Limits
 from deltad.types import DTYPES
-from tests.corpus.make import BASES, Hostile, base, frame, kept_chunks, kept_streams
+from tests.corpus.make import BASES, Hostile, base, chunks, frame, kept_chunks, kept_streams, streams
 from tests.corpus.make import LAYOUT as CORPUS_LAYOUT
 from tests.kit.backends import present
 from tests.kit.guard import Guards, at_most
@@ -65,6 +65,11 @@ def _compiled() -> None:
     """What a compiler takes is not what a frame takes."""
     for backend in BACKENDS:
         warm(backend, ["F8_E4M3", "BF16", "F32", "F64"])
+
+
+def test_the_corpus_is_what_its_source_makes() -> None:
+    assert chunks() == CHUNKS
+    assert streams() == STREAMS
 
 
 # Layouts, records, manifests and pages.
@@ -169,7 +174,7 @@ LONG: dict[str, tuple[str, bytes]] = {
 @pytest.mark.parametrize("what", LONG)
 def test_a_list_beyond_its_limit_is_refused_before_its_elements_are_made(what: str) -> None:
     name, data = LONG[what]
-    with at_most(64 * KIB, what), pytest.raises(FormatError, match="length <="):
+    with at_most(64 * KIB, what), pytest.raises(LimitError, match="length <="):
         PARSERS[name](data)
 
 
@@ -291,16 +296,16 @@ def test_a_small_chunk_that_would_become_a_large_frame_is_refused_before_it_does
 def decoded_both_ways(hostile: Hostile, old: Lanes, backend: Backend) -> Changes | None:
     """The changes, or None where they are refused; everything lies between guard zones."""
     guards = Guards()
-    streams = [guards.reading(stream) for stream in hostile.streams]
+    read = [guards.reading(stream) for stream in hostile.streams]
     base, target = guards.reading(old), guards.around(old)
     before = target.copy()
     check = np.array([1, 2], np.uint64)
     changes = None
     with at_most(FRAME_BYTES, hostile.coding):
         with contextlib.suppress(FormatError):
-            changes = backend.decode(hostile.coding, streams, [base], hostile.dtype)
+            changes = backend.decode(hostile.coding, read, [base], hostile.dtype)
         with pytest.raises(REFUSALS):
-            backend.decode_apply(hostile.coding, check, streams, [target], [Place(7, 11)], hostile.dtype)
+            backend.decode_apply(hostile.coding, check, read, [target], [Place(7, 11)], hostile.dtype)
     assert np.array_equal(target, before), "what is refused has written nothing"
     guards.check()
     return changes
@@ -335,10 +340,10 @@ def test_kept_streams_are_refused_where_they_lie_whatever_the_base(name: str, ba
 def spoilt_streams(draw: st.DrawFn) -> Hostile:
     """Kept streams with runs of one byte, turned bits, a cut or a longer end, or in each other's place."""
     hostile = draw(st.sampled_from(sorted(STREAMS.items())))[1]
-    streams = list(hostile.streams)
+    parts = list(hostile.streams)
     for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, len(streams) - 1))
-        data = bytearray(streams[at])
+        at = draw(st.integers(0, len(parts) - 1))
+        data = bytearray(parts[at])
         match draw(st.sampled_from(["run", "bit", "cut", "longer", "swap", "other"])):
             case "run" if data:
                 begin = draw(st.integers(0, len(data) - 1))
@@ -351,12 +356,12 @@ def spoilt_streams(draw: st.DrawFn) -> Hostile:
             case "longer":
                 data += bytes([draw(st.sampled_from([0, 1, 255]))]) * draw(st.sampled_from([1, 4, 64, 1000]))
             case "swap":
-                other = draw(st.integers(0, len(streams) - 1))
-                data, streams[other] = bytearray(streams[other]), bytes(data)
+                other = draw(st.integers(0, len(parts) - 1))
+                data, parts[other] = bytearray(parts[other]), bytes(data)
             case "other":
                 data = bytearray(draw(st.sampled_from(sorted(STREAMS.items())))[1].streams[at % 5])
-        streams[at] = bytes(data)
-    return Hostile(hostile.dtype, hostile.coding, tuple(streams))
+        parts[at] = bytes(data)
+    return Hostile(hostile.dtype, hostile.coding, tuple(parts))
 
 
 @each_backend

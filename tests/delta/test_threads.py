@@ -30,7 +30,7 @@ def test_as_many_items_as_there_are_threads_are_worked_on_at_a_time(threads: int
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_no_more_are_begun_ahead_than_twice_the_threads(threads: int) -> None:
+def test_no_more_are_begun_ahead_than_four_times_the_threads(threads: int) -> None:
     asked = 0
 
     def items() -> Iterator[int]:
@@ -40,7 +40,7 @@ def test_no_more_are_begun_ahead_than_twice_the_threads(threads: int) -> None:
             yield item
 
     for given_back, _ in enumerate(in_order(lambda item: item, items(), threads)):
-        assert asked <= given_back + 2 * threads + 1
+        assert asked <= given_back + 4 * threads + 1
 
 
 @pytest.mark.parametrize("threads", THREADS)
@@ -58,7 +58,7 @@ def test_an_error_comes_where_its_result_would_and_ends_the_rest(threads: int) -
     with pytest.raises(KeyError, match="7"):
         next(results)
     assert list(results) == []
-    assert max(begun) < 7 + 2 * threads + 1
+    assert max(begun) < 7 + 4 * threads + 1
 
 
 def test_what_was_begun_is_waited_for_when_nobody_wants_the_rest() -> None:
@@ -76,7 +76,7 @@ def test_what_was_begun_is_waited_for_when_nobody_wants_the_rest() -> None:
         assert working.acquire(timeout=PATIENCE)
         threading.Timer(0.05, may_end.set).start()
     at_the_end = list(ended)
-    assert 1 <= len(at_the_end) <= 4
+    assert 1 <= len(at_the_end) <= 2
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("deltad-frames")]
 
 

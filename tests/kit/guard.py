@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -55,12 +55,3 @@ def at_most(count: int, what: object = "") -> Iterator[None]:
     finally:
         tracemalloc.stop()
     assert peak <= count, f"{peak} bytes for {what}, and {count} are enough"
-
-
-def quietly(call: Callable[[], object], *errors: type[Exception]) -> Exception | None:
-    """The error of these types that the call ends with, if any."""
-    try:
-        call()
-    except errors as error:
-        return error
-    return None

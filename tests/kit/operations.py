@@ -15,6 +15,9 @@ from aiohttp import web
 
 from deltad.client import Client
 from deltad.client.messages import (
+    CollectReply,
+    CollectRequest,
+    Explanation,
     ExportReply,
     ExportRequest,
     NextReply,
@@ -80,6 +83,7 @@ class MemoryOperations:
         self.held: dict[RunId, list[VersionInfo]] = {run: [] for run in runs}
         self.refusal: Exception | None = None
         self.dropped: list[str] = []
+        self.collected: list[CollectRequest] = []
 
     def add(self, *numbers: int, run: RunId = RUN) -> None:
         """Versions become durable."""
@@ -112,6 +116,17 @@ class MemoryOperations:
         self._maybe_refuse()
         info = self._version(run, request.version)
         return VerifyReply(info.version, info.root, info.root, True, 1)
+
+    async def collect(self, request: CollectRequest) -> CollectReply:
+        self._maybe_refuse()
+        self.collected.append(request)
+        versions = tuple(
+            Explanation(f"{run}/{info.version}", info.delta_bytes, info is held[-1], "because")
+            for run, held in self.held.items()
+            for info in held
+        )
+        objects = (Explanation("object " + "0" * 64, 7, False, "led nowhere"),)
+        return CollectReply(versions, objects, kept_objects=3, dropped_objects=1, dropped_bytes=7)
 
     def versions(self, run: RunId) -> list[VersionInfo]:
         if run not in self.held:

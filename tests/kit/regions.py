@@ -187,7 +187,7 @@ class Downstream:
 
     def objects(self) -> set[Digest]:
         """The digests of all objects that are held here."""
-        return {Digest(bytes.fromhex(path.parent.name + path.name)) for path in self.store.path.glob("objects/*/*")}
+        return set(self.store.digests())
 
     async def __aenter__(self) -> Downstream:
         self.start()

@@ -41,6 +41,8 @@ class Published:
     """The record's bytes."""
     objects: dict[Digest, bytes]
     """Layout, files, and the manifest, pages and chunks of every edge."""
+    chunks: frozenset[Digest]
+    """Which of them are chunks."""
     weights: ArrayWeights
     layout: Layout
 
@@ -59,8 +61,11 @@ class Published:
 
     def put_into(self, store: Store) -> None:
         """Store all objects, and not the record."""
-        for data in self.objects.values():
-            store.put(data)
+        for digest, data in self.objects.items():
+            if digest in self.chunks:
+                store.put_chunk(data)
+            else:
+                store.put(data)
 
     def commit_into(self, store: Store) -> None:
         """Store all objects and the record."""
@@ -103,11 +108,11 @@ class Lineage:
         version = Version(1, (before.version.number + 1 if before else 1) if number is None else number)
         objects = {sha256(data): data for data in files.values()}
         objects[layout.digest] = layout.encode()
-        edges = []
+        edges, chunks = [], set[Digest]()
         if before is not None and delta:
-            edges.append(self._edge(layout, weights, version, before, objects))
+            edges.append(self._edge(layout, weights, version, before, objects, named=chunks))
         if before is None or anchor or not delta:
-            edges.append(self._edge(layout, weights, version, None, objects))
+            edges.append(self._edge(layout, weights, version, None, objects, named=chunks))
         record = VersionRecord(
             format=FORMAT,
             least_reader=FORMAT,
@@ -121,7 +126,7 @@ class Lineage:
                 ),
             ),
         )
-        published = Published(record, record.encode(), objects, weights, layout)
+        published = Published(record, record.encode(), objects, frozenset(chunks), weights, layout)
         self.versions.append(published)
         return published
 
@@ -141,12 +146,15 @@ class Lineage:
         version: Version,
         before: Published | None,
         objects: dict[Digest, bytes],
+        *,
+        named: set[Digest],
     ) -> tuple[EdgeRef, Manifest]:
         base = None if before is None else before.weights
         sums = None if base is None else sum_weights(layout, base)
         encoder = EdgeEncoder(layout, weights, choose(), base=base, base_sums=sums, limits=self.limits, mode=self.mode)
         chunks = list(encoder.chunks())
         objects |= {Digest(chunk.ref.digest): chunk.data for chunk in chunks}
+        named |= {Digest(chunk.ref.digest) for chunk in chunks}
         pages = list(make_pages([chunk.ref for chunk in chunks], limits=self.limits))
         objects |= {Digest(ref.digest): data for ref, data in pages}
         kind = EdgeKind.ANCHOR if before is None else EdgeKind.DELTA

@@ -6,6 +6,7 @@ passed over with the reason. What decides is `decide`, which is pure; the clock 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -33,7 +34,7 @@ _BF16 = DTYPES["BF16"]
 _SAMPLE_LANES = 1 << 19
 _FRAME_LANES = 1 << 23
 _PARTS = 16
-_GOES = 9
+_LEAST_GOES, _MOST_GOES = 3, 9
 _MEASURE_SECONDS = 0.03
 _SLOW_SECONDS = 0.015
 """Who takes longer over a part of the frame is not measured on all of it. A GPU's start of a frame takes less."""
@@ -158,8 +159,8 @@ def _cupy(device: int, memory_limit: int | None) -> Opened:
         return None, "cupy is not installed"
     try:
         return import_module(_CUDA).open_backend(device, memory_limit), ""
-    except DeviceError as error:
-        return None, str(error)
+    except Exception as error:  # a broken installation raises whatever its libraries do
+        return None, _said(error)
 
 
 @cache
@@ -172,7 +173,7 @@ def _numba() -> Opened:
     try:
         return proven()
     except Exception as error:  # whatever a compiler may raise: there is another backend
-        return None, f"{type(error).__name__}: {error}"
+        return None, _said(error)
 
 
 def _proven(open_backend: Callable[[], Opened]) -> Opened:
@@ -181,8 +182,12 @@ def _proven(open_backend: Callable[[], Opened]) -> Opened:
         backend, finding = open_backend()
         wrong = "" if backend is None else flaw(backend)
     except Exception as error:  # whatever a compiler or a driver may raise: there is another backend
-        return None, str(error) if isinstance(error, DeviceError) else f"{type(error).__name__}: {error}"
+        return None, _said(error)
     return (None, wrong) if wrong else (backend, finding)
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, DeviceError) else f"{type(error).__name__}: {error}"
 
 
 def _rates(backends: Mapping[str, Backend], clock: Callable[[], float]) -> dict[str, float]:
@@ -192,22 +197,23 @@ def _rates(backends: Mapping[str, Backend], clock: Callable[[], float]) -> dict[
 
 
 def _rate(backend: Backend, old: Lanes, new: Lanes, clock: Callable[[], float]) -> float:
-    """The best of several goes within the time; of a slow backend, one go over a part of the frame."""
+    """By the best of several goes over the frame; for a slow backend, over a part of it."""
 
     def seconds(lanes: int) -> float:
-        start = clock()
-        backend.encode([old[:lanes]], [new[:lanes]], [Place(0, 0)], _BF16, "fast")
-        return max(clock() - start, 1e-9)
+        best, until = math.inf, clock() + _MEASURE_SECONDS
+        for go in range(_MOST_GOES):
+            if go >= _LEAST_GOES and clock() >= until:
+                break
+            start = clock()
+            backend.encode([old[:lanes]], [new[:lanes]], [Place(0, 0)], _BF16, "fast")
+            best = min(best, clock() - start)
+        return max(best, 1e-9)
 
-    part = old.size // _PARTS
-    if (first := seconds(part)) > _SLOW_SECONDS and (first := seconds(part)) > _SLOW_SECONDS:
-        return part * old.itemsize / first  # the second go, since the first pays for what is set up once
-    best, until = seconds(old.size), clock() + _MEASURE_SECONDS
-    for _ in range(_GOES):
-        if clock() >= until:
-            break
-        best = min(best, seconds(old.size))
-    return old.nbytes / best
+    lanes = old.size // _PARTS
+    took = seconds(lanes)
+    if took < _SLOW_SECONDS:
+        lanes, took = old.size, seconds(old.size)
+    return lanes * old.itemsize / took
 
 
 def _frame() -> tuple[Lanes, Lanes]:

@@ -103,10 +103,10 @@ class Fallback:
         return self._answer(lambda backend: backend.decode_apply(coding, check, streams, target, places, dtype))
 
     def pack(self, lanes: Segments, dtype: DType) -> Sequence[Stream]:
-        return self._answer(lambda backend: backend.pack(lanes, dtype))
+        return self.cpu.pack(lanes, dtype)  # no device has kernels of its own for this
 
     def unpack(self, streams: Sequence[Stream], lanes: int, dtype: DType) -> Lanes:
-        return self._answer(lambda backend: backend.unpack(streams, lanes, dtype))
+        return self.cpu.unpack(streams, lanes, dtype)
 
     def sum(self, data: npt.NDArray[np.uint8], offset: int, seed: int) -> U64:
         return self._answer(lambda backend: backend.sum(data, offset, seed))

@@ -40,8 +40,8 @@ from deltad.delta.backend.numba.groups import (
 )
 from deltad.delta.backend.numba.job import (
     ADJUST,
+    BASE_BLOCK,
     BATCH,
-    BLOCK,
     BLOCK_OLD,
     BULK_RANKS,
     CHANGED,
@@ -93,8 +93,8 @@ from deltad.delta.backend.numba.sums import add_changes
 from deltad.delta.coding import BULK_CLASSES
 
 _0, _1, _2, _4, _6, _8, _63 = (np.uint64(n) for n in (0, 1, 2, 4, 6, 8, 63))
-_16 = np.uint64(16)
-_BLOCK, _BATCH = np.uint64(BLOCK), np.uint64(BATCH)
+_16, _32 = np.uint64(16), np.uint64(32)
+_BLOCK, _BATCH = np.uint64(BASE_BLOCK), np.uint64(BATCH)
 _GROUPS = np.uint64(GROUPS)
 _BULK = np.uint64(BULK_CLASSES)
 _CLASS_BYTES = np.uint64(8 * CLASS_COLUMNS)
@@ -157,7 +157,8 @@ def _climb(starts: Word, group: Word, rank: Word, step: Word) -> Word:
 @part
 def _lane_of_rank(rank: Word, starts: Word, members: Word) -> Word:
     """The lane of the block that has this rank among the members: search the group, then the bit."""
-    group = _climb(starts, _0, rank, _16)
+    group = _climb(starts, _0, rank, _32)
+    group = _climb(starts, group, rank, _16)
     group = _climb(starts, group, rank, _8)
     group = _climb(starts, group, rank, _4)
     group = _climb(starts, group, rank, _2)

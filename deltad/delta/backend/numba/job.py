@@ -25,10 +25,12 @@ Words = npt.NDArray[np.uint64]
 BLOCK = 2048
 """Lanes that are read at a time. What of old and new is needed a second time is still in a first-level cache of
 32 KiB then: a miss would have to queue up behind all that is being fetched from memory."""
-GROUPS = BLOCK // 64
+BASE_BLOCK = 4096
+"""Lanes that are read at a time where there is no new one beside each."""
+GROUPS = BASE_BLOCK // 64
 BATCH = 1024
 """From so many on, what blocks have left to do for changes, or for lanes of small classes, is done."""
-WAITING_LANES = BLOCK + BATCH
+WAITING_LANES = BASE_BLOCK + BATCH
 """At most so many of either wait."""
 SLACK = 64
 """Entries that scratch and streams have beyond what is counted: kernels write a little further."""
@@ -95,7 +97,7 @@ RECORD_BYTES = 64
 # Offsets in the scratch, in bytes. All areas of lanes are large enough for the widest. Those that a loop
 # reads while it writes to another begin in different places of a page: processors compare no more than
 # those twelve bits before they believe that a read needs an earlier write.
-_AREA = 21 * 4096
+_AREA = 12 * 4096
 BLOCK_OLD, BLOCK_NEW, SMALL_OLD, SMALL_NEW = (n * _AREA for n in range(4))
 CHANGED_OLD, CHANGED_NEW, CODES = 4 * _AREA, 5 * _AREA + 1024, 6 * _AREA + 3072
 FOUND, INDICES, SMALL_FOUND = 7 * _AREA + 2048, 8 * _AREA + 2560, 9 * _AREA + 2048

@@ -218,7 +218,7 @@ def choose(
     edges = np.zeros(BINS, np.int64)
     bins = 0
     for exponent in range(lanes_by.size):
-        bins += np.int64(lanes_by[exponent] != 0)
+        bins += lanes_by[exponent] != 0
     if bins == 0 or not changed_by.any():
         return 0, 1, 0
     skip = max(bins - BINS, 0)

@@ -18,7 +18,6 @@ from deltad.delta.backend import UNSIGNED, Lanes, Stream
 from deltad.delta.backend.numba.job import (
     BITS,
     BITS_END,
-    FILLED,
     MARKS,
     MARKS_END,
     SLACK,
@@ -29,15 +28,15 @@ from deltad.delta.backend.numba.job import (
     WAITING_LANES,
     Job,
     address,
+    like,
 )
 from deltad.delta.backend.numba.symbols import (
     PADDING,
-    count_large,
+    measure_streams,
     read_gaps,
     read_pairs,
     read_values,
-    write_pairs,
-    write_values,
+    write_streams,
 )
 from deltad.delta.coding import STREAMS_PER_CLASS, Coding
 from deltad.delta.symbols import PAIR_LIMIT, Scheme, value_scheme
@@ -49,15 +48,29 @@ Bytes = npt.NDArray[np.uint8]
 _COLUMNS = ((SYMBOLS, SYMBOLS_END), (BITS, BITS_END), (VALUES, VALUES_END))
 _NEEDED = tuple(2 * size * WAITING_LANES + 16 * SLACK for size in (1, 4, 8))
 """What a kernel may write to each before it asks for more, in bytes, with room to spare."""
+_KINDS = len(_COLUMNS)
 _KEPT_BYTES = 1 << 20
 _NONE = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    """Memory of a kernel, and where it is."""
+
+    bytes: Bytes
+    begin: int
+
+    @classmethod
+    def of(cls, size: int) -> _Buffer:
+        memory = np.empty(size, np.uint8)
+        return cls(memory, address(memory))
 
 
 class _Local(threading.local):
     """Buffers that are kept from frame to frame: a fresh one costs more in page faults than it is written."""
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[int, int], Bytes] = {}
+        self.kept: list[_Buffer] = []
 
 
 _local = _Local()
@@ -68,78 +81,41 @@ class Output:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._buffers: list[list[Bytes]] = []
-        for index in range(job.classes.shape[0]):
-            row = [_local.kept.get((index, kind)) for kind in range(3)]
-            held = [np.empty(2 * need, np.uint8) if b is None else b for b, need in zip(row, _NEEDED, strict=True)]
-            self._buffers.append(held)
-            for kind in range(3):
-                self._place(index, kind, 0)
+        kept, count = _local.kept, job.classes.shape[0] * _KINDS
+        kept += [_Buffer.of(2 * _NEEDED[index % _KINDS]) for index in range(len(kept), count)]
+        self._buffers = kept[:count]
+        for kind, (column, end) in enumerate(_COLUMNS):
+            job.classes[:, column] = [buffer.begin for buffer in self._buffers[kind::_KINDS]]
+            job.classes[:, end] = [buffer.begin + buffer.bytes.size for buffer in self._buffers[kind::_KINDS]]
 
     def enlarge(self) -> None:
-        """Give every class room for another block, and twice what it has used."""
-        for index, row in enumerate(self._buffers):
-            for kind, need in enumerate(_NEEDED):
-                used = self._used(index, kind)
-                if row[kind].size - used < need:
-                    larger = np.empty(2 * used + 2 * need, np.uint8)
-                    kept = min(used + PADDING, row[kind].size)  # a word that is not full yet is behind the end
-                    larger[:kept] = row[kind][:kept]
-                    row[kind] = larger
-                    self._place(index, kind, used)
+        """Give every class room for all that a kernel writes before it asks again, and twice what it has used."""
+        for index, buffer in enumerate(self._buffers):
+            row, need = self._job.classes[index // _KINDS], _NEEDED[index % _KINDS]
+            column, end = _COLUMNS[index % _KINDS]
+            used = int(row[column]) - buffer.begin
+            if buffer.bytes.size - used < need:
+                larger = _Buffer.of(2 * used + 2 * need)
+                kept = min(used + PADDING, buffer.bytes.size)  # a word that is not full yet is behind the end
+                larger.bytes[:kept] = buffer.bytes[:kept]
+                row[column], row[end] = larger.begin + used, larger.begin + larger.bytes.size
+                self._buffers[index] = larger
 
     def streams(self) -> list[Stream]:
         """The plain streams, five per class. The buffers may be used again afterwards."""
-        streams: list[Stream] = []
-        dtype = self._job.dtype
-        lane_type = UNSIGNED[dtype.lane_bytes]
-        for index, (symbols, bits, values) in enumerate(self._buffers):
-            # Bits that do not fill a byte yet have been written behind the end, and zeros behind them.
-            ended = self._used(index, 1) + bool(self._job.classes[index, FILLED])
-            streams.append(symbols[: self._used(index, 0)].tobytes())
-            streams.append(bits[: -(-ended // 4) * 4].tobytes())
-            streams += _value_streams(values[: self._used(index, 2)].view(lane_type), dtype)
-        self._keep()
-        return streams
-
-    def _place(self, index: int, kind: int, used: int) -> None:
-        buffer = self._buffers[index][kind]
-        column, end = _COLUMNS[kind]
-        self._job.classes[index, column] = address(buffer) + used
-        self._job.classes[index, end] = address(buffer) + buffer.size
-
-    def _used(self, index: int, kind: int) -> int:
-        return int(self._job.classes[index, _COLUMNS[kind][0]]) - address(self._buffers[index][kind])
-
-    def _keep(self) -> None:
-        for index, row in enumerate(self._buffers):
-            for kind, buffer in enumerate(row):
-                if buffer.size <= _KEPT_BYTES:
-                    _local.kept[index, kind] = buffer
-
-
-def _value_streams(values: Lanes, dtype: DType) -> list[Stream]:
-    """Pair codes, value symbols, value bits. Behind the values there is room for another group."""
-    count = np.uint64(values.size)
-    pairs: Stream = b""
-    large = int(count_large(values, count))
-    if values.size and 4 * large <= values.size:
-        packed = np.empty((values.size + 63) // 64 * 16, np.uint8)
-        exceptions = np.empty(large, values.dtype)
-        write_pairs(np.uint64(address(values)), count, np.uint64(address(packed)), exceptions)
-        pairs, values = packed[: (values.size + 3) // 4], exceptions
-    symbols = np.empty(values.size, np.uint8)
-    bits = np.empty((dtype.lane_bytes * values.size + 3) // 4 * 4 + PADDING, np.uint8)
-    scheme = value_scheme(dtype)
-    used = write_values(
-        values,
-        np.uint64(values.size),
-        np.uint64(scheme.low),
-        np.uint64(scheme.mantissa),
-        np.uint64(address(symbols)),
-        np.uint64(address(bits)),
-    )
-    return [pairs, symbols, bits[: int(used)]]
+        dtype, classes = self._job.dtype, self._job.classes
+        scheme, of_lanes = value_scheme(dtype), like(dtype)
+        begins = np.array([buffer.begin for buffer in self._buffers], np.uint64)
+        places = np.empty((2, classes.shape[0] * STREAMS_PER_CLASS), np.uint64)
+        count = np.uint64(classes.shape[0])
+        given, begun, table = (np.uint64(address(array)) for array in (classes, begins, places))
+        memory = np.empty(int(measure_streams(given, count, begun, table, of_lanes)), np.uint8)
+        to, low, mantissa = (np.uint64(number) for number in (address(memory), scheme.low, scheme.mantissa))
+        write_streams(given, count, begun, table, to, low, mantissa, of_lanes)
+        for index, buffer in enumerate(self._buffers):
+            if buffer.bytes.size <= _KEPT_BYTES:
+                _local.kept[index] = buffer
+        return [memory[start : start + length] for start, length in zip(*places.tolist(), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from deltad.delta.backend.numba.bits import (
     load32,
     load64,
     load_lane,
+    prefetch,
     store64,
 )
 from deltad.delta.backend.numba.compiling import kernel, part, phase
@@ -25,6 +26,7 @@ from deltad.delta.backend.numba.job import SEED, START, SUM_A
 _0, _1, _2, _3, _4, _8 = (np.uint64(n) for n in (0, 1, 2, 3, 4, 8))
 _16, _27, _30, _31, _32 = (np.uint64(n) for n in (16, 27, 30, 31, 32))
 _LOW = np.uint64(0xFFFF_FFFF)
+_AHEAD = np.uint64(32)
 _BLOCK_CELLS, _BLOCK_BYTES = np.uint64(1 << 14), np.uint64(1 << 16)
 _CELL = np.uint64((1 << 14) - 1)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -70,6 +72,9 @@ def add_changes(
     block = ((start + load32(found, _0)) * width) >> _16
     a, b = _0, _0
     for j in range(count):
+        # Keys have left the nearest caches since the last batch. Beyond the last change, any key is as good.
+        ahead = (start + load32(found, j + _AHEAD)) * width
+        prefetch(keys + (((ahead >> _2) & _CELL) << _3))
         at = (start + load32(found, j)) * width
         if at >> _16 != block:  # rarely: blocks are long, and lanes nearly ascend
             _add(segment + _SUMS, a, b, seed, block)

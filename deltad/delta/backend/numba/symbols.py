@@ -13,6 +13,7 @@ from deltad.delta.backend.numba.bits import (
     Word,
     above,
     below,
+    copy_bytes,
     having,
     keep_apart,
     lane_width,
@@ -26,14 +27,18 @@ from deltad.delta.backend.numba.bits import (
     spread,
     store8,
     store64,
+    store_lane,
 )
 from deltad.delta.backend.numba.compiling import kernel, part, phase
-from deltad.delta.backend.numba.job import BITS, FILLED, HELD, NEXT, SYMBOLS
+from deltad.delta.backend.numba.job import BITS, CLASS_COLUMNS, FILLED, HELD, NEXT, SYMBOLS, VALUES
 
 PADDING = 16
 """Bytes that must be addressable behind every stream that is written, and zero behind bit streams that are read."""
 
-_0, _1, _2, _3, _5, _7, _8 = (np.uint64(n) for n in (0, 1, 2, 3, 5, 7, 8))
+_PADDING = np.uint64(PADDING)
+_CLASS_BYTES = np.uint64(8 * CLASS_COLUMNS)
+
+_0, _1, _2, _3, _4, _5, _7, _8, _24 = (np.uint64(n) for n in (0, 1, 2, 3, 4, 5, 7, 8, 24))
 _31, _32, _56, _60, _63, _64 = (np.uint64(n) for n in (31, 32, 56, 60, 63, 64))
 
 
@@ -86,23 +91,24 @@ def _write_number(number: Word, mantissa: Word, bits: Word, held: Word, filled: 
     return symbol, bits, held, filled
 
 
-@kernel
-def count_large(values: Array, count: Word) -> Word:
-    """How many of the first `count` values are 3 or more."""
+@part
+def _count_large(values: Word, count: Word, like: Array) -> Word:
+    """How many of `count` values are 3 or more. Reads whole groups of 64."""
     large = np.uint64(0)
-    for j in range(count):
-        large += np.uint64(values[j] >= 3)
+    for first in range(_0, count, _64):
+        large += ones(above(values + first * lane_width(like), _3, like) & below(min(_64, count - first)))
     return large
 
 
-@kernel
-def write_values(values: Array, count: Word, low: Word, mantissa: Word, symbols: Word, bits: Word) -> Word:
-    """Symbols and bits of the first `count` values; returns how many bytes the bits take, whole u32 words."""
+@phase
+def _write_values(values: Word, count: Word, low: Word, mantissa: Word, symbols: Word, bits: Word, like: Array) -> Word:
+    """Symbols and bits of `count` values; returns how many bytes the bits take, whole u32 words."""
+    keep_apart()
     first = bits
     held = np.uint64(0)
     filled = np.uint64(0)
     for j in range(count):
-        value = np.uint64(values[j])
+        value = load_lane(values, j, like)
         symbol, bits, held, filled = _write_number(value >> low, mantissa, bits, held, filled)
         store8(symbols, j, (symbol << low) | (value & low))
     store64(bits, _0, held)
@@ -110,26 +116,78 @@ def write_values(values: Array, count: Word, low: Word, mantissa: Word, symbols:
     return (used + _3) & ~_3
 
 
-@kernel
-def write_pairs(values: Word, count: Word, pairs: Word, large: Array) -> Word:
-    """Two-bit codes of `count` values at an address; what is 3 or more goes to `large`, less 3. Returns their number.
+@phase
+def _write_pairs(values: Word, count: Word, pairs: Word, like: Array) -> None:
+    """Two-bit codes of `count` values; those of 3 or more are left where the values were, less 3.
 
     Reads whole groups of 64 values, and writes the codes of whole groups.
     """
+    keep_apart()
     found = np.uint64(0)
     for first in range(_0, count, _64):
-        lanes = values + first * lane_width(large)
+        lanes = values + first * lane_width(like)
         kept = below(min(_64, count - first))
-        exceptions = above(lanes, _3, large) & kept
-        low = (having(lanes, _1, large) & kept) | exceptions
-        high = (having(lanes, _2, large) & kept) | exceptions
+        exceptions = above(lanes, _3, like) & kept
+        low = (having(lanes, _1, like) & kept) | exceptions
+        high = (having(lanes, _2, like) & kept) | exceptions
         store64(pairs, first >> _5, spread(low) | (spread(high) << _1))
         store64(pairs, (first >> _5) + _1, spread(low >> _32) | (spread(high >> _32) << _1))
         while exceptions != _0:
-            large[found] = load_lane(lanes, lowest(exceptions), large) - _3
+            store_lane(values, found, load_lane(lanes, lowest(exceptions), like) - _3, like)
             exceptions &= exceptions - _1
             found += _1
-    return found
+
+
+@part
+def _place(starts: Word, stream: Word, length: Word, lengths: Word, room: Word) -> Word:
+    store64(starts, stream, room)
+    store64(lengths, stream, length)
+    return (room + length + _PADDING + _63) & ~_63
+
+
+@kernel
+def measure_streams(classes: Word, count: Word, begins: Word, places: Word, like: Array) -> Word:
+    """Where each of the five streams of `count` classes may go, and its length: the tables of `places`.
+
+    The bits of values get the room that they may take. `begins` has the begin of each class's three buffers.
+    Returns how much room all take.
+    """
+    starts, lengths = places, places + count * _5 * _8
+    room = np.uint64(0)
+    for c in range(count):
+        mine, begin, stream = classes + c * _CLASS_BYTES, begins + c * _24, c * _5
+        # Bits that do not fill a byte yet have been written behind the end, and zeros behind them.
+        bits = load64(mine, BITS) - load64(begin, _1) + np.uint64(load64(mine, FILLED) != _0)
+        values = (load64(mine, VALUES) - load64(begin, _2)) // lane_width(like)
+        large = _count_large(load64(begin, _2), values, like)
+        pairs, symbols = _0, values
+        if values != _0 and large << _2 <= values:
+            pairs, symbols = (values + _3) >> _2, large
+        room = _place(starts, stream, load64(mine, SYMBOLS) - load64(begin, _0), lengths, room)
+        room = _place(starts, stream + _1, (bits + _3) & ~_3, lengths, room)
+        room = _place(starts, stream + _2, pairs, lengths, room)
+        room = _place(starts, stream + _3, symbols, lengths, room)
+        room = _place(starts, stream + _4, (symbols * lane_width(like) + _3) & ~_3, lengths, room)
+    return room
+
+
+@kernel
+def write_streams(
+    classes: Word, count: Word, begins: Word, places: Word, to: Word, low: Word, mantissa: Word, like: Array
+) -> None:
+    """Write what has been measured; the lengths of value bits become what they are. The values are used up."""
+    starts, lengths = places, places + count * _5 * _8
+    for c in range(count):
+        mine, begin, stream = classes + c * _CLASS_BYTES, begins + c * _24, c * _5
+        copy_bytes(to + load64(starts, stream), load64(begin, _0), load64(lengths, stream))
+        copy_bytes(to + load64(starts, stream + _1), load64(begin, _1), load64(lengths, stream + _1))
+        values = load64(begin, _2)
+        if load64(lengths, stream + _2) != _0:
+            total = (load64(mine, VALUES) - values) // lane_width(like)
+            _write_pairs(values, total, to + load64(starts, stream + _2), like)
+        symbols, bits = to + load64(starts, stream + _3), to + load64(starts, stream + _4)
+        used = _write_values(values, load64(lengths, stream + _3), low, mantissa, symbols, bits, like)
+        store64(lengths, stream + _4, used)
 
 
 @part

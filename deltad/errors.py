@@ -175,3 +175,10 @@ class DeviceError(DeltadError):
     retryable = True
     exit_code = 69
     http_status = 503
+
+
+class MissingPackageError(DeltadError):
+    """A Python package that this part of deltad needs is not installed."""
+
+    exit_code = 69
+    http_status = 503

@@ -6,6 +6,7 @@ SIGTERM or SIGINT, 70 if the loop died of a bug, the error's own code if it coul
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
@@ -14,10 +15,12 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from deltad.errors import ConfigError, DeltadError
+from deltad.errors import ConfigError, DeltadError, MissingPackageError
 from deltad.types import Version
 from rollout_plugin.log import Log
 from rollout_plugin.options import Options, parse_options
+
+_PACKAGES = ("torch", "transformers", "safetensors", "aiohttp")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +45,7 @@ def _serve(options: Options, log: Log) -> int:
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
 
+    _check_packages()
     from transformers.utils import logging as transformers_log
 
     from deltad.client import Client
@@ -105,6 +109,18 @@ def _serve(options: Options, log: Log) -> int:
     endpoint.stop()
     log.write("stopped")
     return 70 if died.is_set() else 0
+
+
+def _check_packages() -> None:
+    """Raises MissingPackageError before one of them says so in a traceback of its own."""
+    for package in _PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise MissingPackageError(
+                "python -m rollout_plugin",
+                expected=f"the Python package {package}",
+                found="none",
+                hint="`pip install 'deltad[transformers]'`",
+            )
 
 
 def _forget(ready_file: Path | None) -> None:

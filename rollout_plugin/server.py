@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from deltad.errors import ConfigError, DeltadError, FormatError, LimitError, ReplicaError
+from deltad.errors import ConfigError, DeltadError, FormatError, LimitError, NotFoundError, ReplicaError
 from deltad.types import Version, parse_version
 from rollout_plugin.engines import Sampling
 from rollout_plugin.log import Log
@@ -41,6 +41,7 @@ _LONGEST_WAIT = 60.0
 _SAMPLES = 256
 _TOKENS = 1 << 16
 _WORKERS = 32
+_ROUTES = "there are POST /v1/generate, POST /v1/logprobs, GET /v1/version and GET /healthz"
 
 
 class Endpoint:
@@ -98,6 +99,7 @@ class Endpoint:
         app.router.add_post("/v1/generate", self._generate)
         app.router.add_post("/v1/logprobs", self._logprobs)
         app.router.add_get("/v1/version", self._version)
+        app.router.add_get("/healthz", self._healthz)
         return app
 
     @web.middleware
@@ -108,6 +110,9 @@ class Endpoint:
             return self._refusal(error, error.http_status)
         except web.HTTPRequestEntityTooLarge as error:
             return self._refusal(LimitError("request", expected=f"a body of at most {_BODY_BYTES} bytes"), error.status)
+        except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+            said = NotFoundError(f"{request.method} {request.path[:80]}", found=error.reason, hint=_ROUTES)
+            return self._refusal(said, error.status)
         except web.HTTPException as error:
             return self._refusal(FormatError(f"{request.method} request", found=error.reason), error.status)
         except Exception as error:
@@ -160,6 +165,9 @@ class Endpoint:
         return _json(
             VersionReply(self._replica, self._run, self._variant, str(engine.version), verified, _text(coming))
         )
+
+    async def _healthz(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text="alive\n")
 
     async def _in_worker(self, work: Callable[[], msgspec.Struct]) -> msgspec.Struct:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)

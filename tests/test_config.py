@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deltad.config import Address, Config, FleetConfig, TokenFile, dump, load_config, to_toml
+from deltad.config import Address, Config, FleetConfig, TokenFile, dump, explain, load_config, to_toml, warnings
+from deltad.config.sections import LISTS, TABLES, brackets, keys
 from deltad.errors import ConfigError
 from deltad.types import RunId
 
@@ -125,6 +127,24 @@ def test_relative_paths_are_relative_to_the_file_and_not_to_the_process(home: Pa
     assert config.watches[0].directory == home.parent / "checkpoints"
 
 
+def test_every_key_is_explained_with_the_default_that_it_has() -> None:
+    sections = {section.name: section for section in explain()}
+    told = {(name, key.name): key for name, section in sections.items() for key in section.keys}
+    kinds = {**TABLES, **LISTS}
+    assert set(told) == {(brackets(name), key.name) for name, kind in kinds.items() for key in keys(kind)}
+    assert all(section.text for section in sections.values())
+    for (_, name), key in told.items():
+        assert len(key.text) > 10, name
+        assert "Default" not in key.text, name
+    assert told["[[watch]]", "quiet"].default == '"1s"'
+    assert told["[backend]", "memory_limit"].default == '"2GiB"'
+    assert told["[daemon]", "name"].required
+    for name, kind in kinds.items():
+        written = re.findall(r"^ *`(\w+)`(?:(?!^ *`\w+`:).)*?Default `?([^ `]+)`?\.$", kind.__doc__ or "", re.M | re.S)
+        for key, default in written:
+            assert default == told[brackets(name), key].default.strip('"'), (name, key)
+
+
 def test_a_relay_without_an_address_is_off(home: Path) -> None:
     assert load(home, '[daemon]\nname = "a"\n[relay]\ntoken_file = "token"\n').relay is None
 
@@ -190,6 +210,8 @@ FLEET = RUN + '[[fleet]]\nrun = "r"\n'
         ("[daemon]\n", "daemon.name", "no such key"),
         (NAME + "[dameon]\n", "dameon", "the nearest valid one is [daemon]"),
         (NAME + '[[runs]]\nid = "r"\n', "runs", "the nearest valid one is [[run]]"),
+        (NAME + "[foo]\n", "foo", "valid here: [backend], [daemon], [[fleet]], [metrics]"),
+        (NAME + 'metrics = "x"\n', "daemon.metrics", "valid here: 'name', 'socket', 'store'"),
         (NAME + 'storage = "x"\n', "daemon.storage", "the nearest valid one is 'store'"),
         (WATCH + 'quite = "1s"\n', "watch[0].quite", "the nearest valid one is 'quiet'"),
         (WATCH + "quiet = 1\n", "watch[0].quiet", "'500ms'"),
@@ -214,6 +236,7 @@ FLEET = RUN + '[[fleet]]\nrun = "r"\n'
         (WATCH + '[[watch]]\nrun = "r"\ndirectory = "e"\n', "watch[1].run", "'r' again"),
         (RUN + '[[watch]]\nrun = "rr"\ndirectory = "d"\n', "watch[0].run", "the nearest declared one is 'r'"),
         (NAME + '[[watch]]\nrun = "r"\ndirectory = "d"\n', "watch[0].run", "a run that a [[run]] declares"),
+        (RUN + '[[watch]]\nrun = "other"\ndirectory = "d"\n', "watch[0].run", "declared here: 'r'"),
         (RUN + '[[watch]]\nrun = "r"\n', "watch[0].directory", "no such key"),
         (RUN + '[[watch]]\nrun = "r"\ndirectory = ""\n', "watch[0].directory", "a path"),
         (RUN + '[[watch]]\nrun = "r"\ndirectory = "a\\u0000b"\n', "watch[0].directory", "without NUL"),
@@ -233,7 +256,7 @@ FLEET = RUN + '[[fleet]]\nrun = "r"\n'
         (NAME + "[metrics]\nlisten = 7701\n", "metrics.listen", "'127.0.0.1:7700'"),
         (NAME + '[metrics]\nlisten = "h:70000"\n', "metrics.listen", "'127.0.0.1:7700'"),
         (NAME + '[metrics]\nlisten = ":7701"\n', "metrics.listen", "'127.0.0.1:7700'"),
-        (NAME + '[metrics]\nport = "h:1"\n', "metrics.port", "the nearest valid one is 'listen'"),
+        (NAME + '[metrics]\nport = "h:1"\n', "metrics.port", "valid here: 'listen'"),
         (NAME + '[relay]\nlisten = "h:1"\n', "relay.token_file", "no such key"),
         (NAME + '[relay]\ntoken = "x"\n', "relay.token", "the nearest valid one is 'token_file'"),
         (UPSTREAM + "connections = 0\n", "upstream[0].connections", "from 1 to 64"),
@@ -250,7 +273,8 @@ FLEET = RUN + '[[fleet]]\nrun = "r"\n'
         (UPSTREAM.replace("http://b:1", "b:1"), "upstream[0].url", "a URL such as"),
         (UPSTREAM.replace("b:1", "b:99999"), "upstream[0].url", "a URL such as"),
         (UPSTREAM.replace("b:1", "b:1/?x=1"), "upstream[0].url", "a URL such as"),
-        (UPSTREAM.replace("b:1", "[b"), "upstream[0].url", "a URL such as"),
+        (UPSTREAM.replace("b:1", "[b"), "upstream[0].url", "found 'http://[b'"),
+        (UPSTREAM.replace("http:", "htp:"), "upstream[0].url", "found 'htp://b:1'"),
         (UPSTREAM.replace("b:1", "b /"), "upstream[0].url", "a URL such as"),
         (FLEET + 'policy = "all"\n', "fleet[0].policy", "'each'"),
         (FLEET + 'verify = "never"\n', "fleet[0].verify", "'after_resume'"),
@@ -281,10 +305,43 @@ def test_what_is_not_understood_is_refused_with_file_key_and_advice(
     assert len(str(error)) < 600
 
 
-def test_a_password_in_a_url_is_refused_without_repeating_it(home: Path) -> None:
-    error = refusal(home, UPSTREAM.replace("http://b:1", f"http://user:{SECRET}@b:1"))
+@pytest.mark.parametrize(
+    "url", [f"http://user:{SECRET}@b:1", f"http://user:{SECRET}@b:99999", f"user:{SECRET}@b", f"http://b/?t={SECRET}"]
+)
+def test_what_may_be_a_secret_in_a_url_is_refused_without_repeating_it(home: Path, url: str) -> None:
+    error = refusal(home, UPSTREAM.replace("http://b:1", url))
     assert "upstream[0].url" in str(error)
     assert SECRET not in str(error)
+
+
+def test_relay_and_metrics_cannot_listen_on_one_address(home: Path) -> None:
+    both = NAME + '[relay]\nlisten = "h:{0}"\ntoken_file = "token"\n[metrics]\nlisten = "h:{0}"\n'
+    error = refusal(home, both.format(7700))
+    assert "metrics.listen: expected another address than relay.listen, found 'h:7700'" in str(error)
+    assert load(home, both.format(0)).metrics
+
+
+@pytest.mark.parametrize(
+    ("token", "mode", "said"),
+    [
+        (SECRET * 2, 0o600, ()),
+        (SECRET * 2, 0o640, ()),
+        (SECRET * 2, 0o644, ("everybody on this host may read it (mode 0644)",)),
+        ("sesame", 0o600, ("a token of fewer than 16 characters can be guessed",)),
+        ("sesame", 0o604, ("(mode 0604)", "openssl rand -hex 32")),
+    ],
+)
+def test_a_token_that_others_may_read_or_guess_is_warned_of_once(
+    home: Path, token: str, mode: int, said: tuple[str, ...]
+) -> None:
+    (home / "token").write_text(token)
+    (home / "token").chmod(mode)
+    found = warnings(load(home, UPSTREAM + '[relay]\nlisten = "h:1"\ntoken_file = "token"\n'))
+    assert len(found) == len(said)
+    for sentence, words in zip(found, said, strict=True):
+        assert words in sentence
+        assert str(home / "token") in sentence
+        assert token not in sentence
 
 
 def test_a_file_that_is_not_there_or_not_text_is_refused(home: Path) -> None:

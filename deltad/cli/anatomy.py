@@ -7,12 +7,13 @@ from pathlib import Path
 
 from deltad.cli.layouts import layout_blocks
 from deltad.cli.objects import Chunk, Found, coder_name
-from deltad.cli.output import Block, Cell, Facts, Line, Table, columns, count, percent, size, when
 from deltad.delta.coding import Coder
 from deltad.delta.frame import FrameHeader
 from deltad.delta.layout import Layout
 from deltad.delta.manifest import ChunkPage, ChunkRef, Manifest, State
 from deltad.delta.record import EdgeRef, VersionRecord
+from deltad.figures import count, percent, size, when
+from deltad.ops.blocks import Block, Cell, Facts, Line, Table, columns
 from deltad.types import DTYPES
 
 _SHOWN = 20

@@ -11,6 +11,7 @@ import msgspec
 from deltad.checkpoint.directory import Checkpoint, open_checkpoint
 from deltad.daemon.break_even import may_win, smaller_anchor
 from deltad.daemon.describe import coder_names
+from deltad.daemon.origin import check_same_model
 from deltad.delta import FORMAT
 from deltad.delta.backend import Mode, choose
 from deltad.delta.codec import EdgeEncoder, sum_weights
@@ -71,9 +72,13 @@ class _Edge:
 
 
 def compare(old: Path, new: Path, publish_as: str, coder: str = AUTO) -> Comparison:
-    """Encode the edge from `old` to `new` into nothing, as `coder` says. Raises CheckpointError and its kin."""
+    """Encode the edge from `old` to `new` into nothing, as `coder` says.
+
+    Raises CheckpointError and its kin, also where a publish would refuse `new` as another model.
+    """
     mode = choose_mode(coder, ()).mode
     with open_checkpoint(old, publish_as=publish_as) as base, open_checkpoint(new, publish_as=publish_as) as target:
+        check_same_model(base.layout, target.layout, new, str(old))
         reason = why_anchor(base.layout, target.layout)
         edge = _cut(_encoder(target, None if reason else base, mode))
         changed = edge.encoder.changed

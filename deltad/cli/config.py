@@ -1,4 +1,4 @@
-"""`deltad config check|show`: what a configuration file means, without starting anything."""
+"""`deltad config check|show|keys`: what a configuration file means and may hold, without starting anything."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from pathlib import Path
 import click
 
 from deltad.cli.connect import help_if_alone, json_option
-from deltad.cli.output import Facts, Line, count, show, show_json
+from deltad.cli.output import show, show_json
+from deltad.figures import count
+from deltad.ops.blocks import Cell, Facts, Line, Table, Tone, columns
 
 _FILE = click.argument("file", type=click.Path(path_type=Path))
 
 
-@click.group(invoke_without_command=True, short_help="Check or show a configuration file.")
+@click.group(invoke_without_command=True, short_help="Check or show a configuration file; list its keys.")
 @click.pass_context
 def config(context: click.Context) -> int | None:
-    """Check a configuration file, or show it with all defaults filled in.
+    """Check a configuration file, show it with all defaults filled in, or list what it may hold.
 
     \b
-    Example:
+    Examples:
       deltad config check /etc/deltad/deltad.toml
+      deltad config keys
     """
     return help_if_alone(context)
 
@@ -34,11 +37,12 @@ def check(file: Path, as_json: bool) -> None:
     Example:
       deltad config check /etc/deltad/deltad.toml
     """
-    from deltad.config import load_config
+    from deltad.config import load_config, warnings
 
     loaded = load_config(file)
+    doubts = warnings(loaded)
     if as_json:
-        show_json({"file": str(loaded.path), "valid": True, "daemon": loaded.daemon.name})
+        show_json({"file": str(loaded.path), "valid": True, "daemon": loaded.daemon.name, "warnings": doubts})
         return
     has = (
         count(len(loaded.runs), "run"),
@@ -51,6 +55,7 @@ def check(file: Path, as_json: bool) -> None:
     show(
         [
             Line(f"{loaded.path} can be used"),
+            *(Line(Cell(f"warning: {doubt}", Tone.WARN)) for doubt in doubts),
             Facts(
                 "",
                 [
@@ -84,3 +89,31 @@ def show_config(file: Path, as_json: bool) -> None:
         show_json(dump(loaded))
     else:
         click.echo(to_toml(loaded), nl=False)
+
+
+@config.command(name="keys", short_help="List every section and key that a file may have.")
+@json_option
+def list_keys(as_json: bool) -> None:
+    """List every section and key that a configuration file may have, with defaults and meaning.
+
+    `[daemon]` is all that a file needs; sections in double brackets may stand in it more than once.
+
+    \b
+    Example:
+      deltad config keys
+    """
+    from deltad.config import UNITS, explain
+
+    sections = explain()
+    if as_json:
+        show_json({"units": UNITS, "sections": sections})
+        return
+    tables = [
+        Table(
+            f"{section.name} {section.text.rstrip('.')}",
+            columns("key", "default", "meaning"),
+            [(key.name, "required" if key.required else key.default, key.text) for key in section.keys],
+        )
+        for section in sections
+    ]
+    show([*tables, Line(UNITS)])

@@ -53,7 +53,8 @@ def find_daemon(socket: Path | None, config: Path | None) -> Daemon:
         from deltad.config import load_config
 
         return Daemon(load_config(config).daemon.socket, named=True)
-    return Daemon(Path(os.environ.get("DELTAD_SOCKET") or DEFAULT_SOCKET), named=False)
+    named = os.environ.get("DELTAD_SOCKET", "")
+    return Daemon(Path(named or DEFAULT_SOCKET), named=bool(named))
 
 
 def daemon_options(command: Command) -> Command:
@@ -99,6 +100,12 @@ def publish_as_option(command: Command) -> Command:
     )(command)
 
 
+class Whole(click.IntRange):
+    """A whole number within bounds."""
+
+    name = "whole number"
+
+
 def parse_wait(text: str) -> float:
     """Seconds from `500ms`, `60s`, `5m`, `1h` or a bare number of seconds. Raises UsageError."""
     match = _DURATION.fullmatch(text)
@@ -137,18 +144,26 @@ def the_run(client: Client, run: RunId | None) -> RunId:
 
 @dataclass(frozen=True, slots=True)
 class VersionName:
-    """A version as it was typed: `RUN/v000012`, `v000012`, `12`, `RUN/latest` or `latest`."""
+    """A version as it was typed: `RUN/v000012`, `v000012@e2`, `12`, `RUN/latest` or `latest`.
+
+    Without an epoch, the newest one that has the number is meant.
+    """
 
     run: RunId | None
     version: Version | None
     """None for `latest`."""
+    epoch_named: bool = True
 
     def find(self, client: Client) -> VersionInfo:
         """The version as the daemon holds it. Raises NotFoundError or UsageError."""
         run = the_run(client, self.run)
-        if self.version is not None:
+        if self.version is not None and self.epoch_named:
             return client.version(run, self.version)
         versions = client.versions(run)
+        if self.version is not None:
+            number = self.version.number
+            same = [info for info in versions if parse_version(info.version).number == number]
+            return same[-1] if same else client.version(run, self.version)
         if not versions:
             raise NotFoundError(f"run {run}", expected="a version", found="none yet")
         return versions[-1]
@@ -157,7 +172,8 @@ class VersionName:
 def parse_version_name(text: str) -> VersionName:
     """Raises UsageError."""
     run, slash, version = text.rpartition("/")
-    return VersionName(parse_run(run) if slash else None, None if version == "latest" else parse_version(version))
+    number = None if version == "latest" else parse_version(version)
+    return VersionName(parse_run(run) if slash else None, number, epoch_named="@" in version)
 
 
 def path_or_version(text: str) -> Path | VersionName:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from deltad.cli.connect import json_option
+from deltad.cli.connect import Whole, json_option
 from deltad.demo.options import DemoOptions
 
 _PATH = click.Path(path_type=Path)
@@ -16,7 +16,7 @@ _DEFAULT = DemoOptions()
 @click.command(short_help="Run the whole path on this machine.")
 @click.option(
     "--steps",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     default=_DEFAULT.steps,
     show_default=True,
     metavar="N",
@@ -37,7 +37,12 @@ _DEFAULT = DemoOptions()
     metavar="PATH",
     help="Where the report is written.",
 )
-@click.option("--keep", type=_PATH, metavar="DIR", help="Keep all files in DIR: checkpoints, stores, logs.")
+@click.option(
+    "--keep",
+    type=_PATH,
+    metavar="DIR",
+    help="Keep all files in DIR, which must be absent or empty.",
+)
 @click.option(
     "--rtt",
     type=click.FloatRange(min=0),
@@ -54,7 +59,7 @@ _DEFAULT = DemoOptions()
     metavar="R",
     help="The link's rate in Mbit/s, each way.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=_DEFAULT.seed, metavar="N", help="Of prompts and sampling.")
+@click.option("--seed", type=Whole(min=0), default=_DEFAULT.seed, metavar="N", help="Of prompts and sampling.")
 @json_option
 def demo(
     *,

@@ -8,21 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from deltad.cli.connect import existing, json_option, publish_as_option
-from deltad.cli.output import (
-    Block,
-    Cell,
-    Facts,
-    Line,
-    Table,
-    columns,
-    count,
-    percent,
-    percent_of,
-    show,
-    show_json,
-    size,
-)
+from deltad.cli.output import show, show_json
 from deltad.cli.progress import step
+from deltad.figures import count, percent, percent_of, size
+from deltad.ops.blocks import Block, Cell, Facts, Line, Table, columns
 
 if TYPE_CHECKING:
     from deltad.cli.comparison import Comparison
@@ -47,7 +36,9 @@ def diff(*, old: Path, new: Path, everything: bool, coder: str, publish_as: str,
     """Compare two checkpoint directories: what changed, and how many bytes the change costs.
 
     Runs the encoder itself over both and counts what it gives, so the bytes are those that a publish
-    would send. Needs no daemon and writes nothing. The most changed tensors come first.
+    would send, but for a few that depend on the names of run and version. What a publish would refuse, such
+    as another model, is refused here too. Needs no daemon and writes nothing. The most changed tensors
+    come first.
 
     \b
     Examples:

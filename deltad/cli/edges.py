@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from deltad.cli.anatomy import chunk_blocks, manifest_facts, record_facts
 from deltad.cli.layouts import layout_blocks, layout_json
 from deltad.cli.objects import builtins
-from deltad.cli.output import Block, Line
 from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import ChunkRef, Manifest, decode_manifest, decode_page
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord, decode_record
 from deltad.errors import NotFoundError
+from deltad.ops.blocks import Block, Line
 from deltad.types import Digest, VersionId
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from deltad.cli.connect import Daemon, VersionName, daemon_options, json_option, parse_version_name, version_id
-from deltad.cli.output import Facts, Line, show, show_json
+from deltad.cli.output import show, show_json
 from deltad.cli.progress import activity
+from deltad.ops.blocks import Facts, Line
 
 
 @click.command(short_help="Write a version as a loadable checkpoint.")
@@ -20,8 +21,8 @@ from deltad.cli.progress import activity
 def export(daemon: Daemon, version: VersionName, directory: Path, as_json: bool) -> None:
     """Write VERSION into DIR as a loadable Hugging Face checkpoint, with its config and tokenizer.
 
-    The daemon writes the files and checks their root on the way. VERSION is RUN/v000012, v000012, 12 or
-    latest.
+    The daemon writes the files and checks their root on the way. VERSION is RUN/v000012, v000012,
+    v000012@e2, 12 or latest; without @e2, the newest epoch that has the number is meant.
 
     \b
     Examples:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from deltad.cli.connect import Daemon, daemon_options, json_option
-from deltad.cli.output import Block, Cell, Line, Table, Tone, columns, count, show, show_json, size
+from deltad.cli.output import show, show_json
+from deltad.figures import count, size
+from deltad.ops.blocks import Block, Cell, Line, Table, Tone, columns
 
 if TYPE_CHECKING:
     from deltad.client.messages import CollectReply, Explanation

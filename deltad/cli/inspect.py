@@ -28,9 +28,12 @@ def inspect(daemon: Daemon, what: str, everything: bool, publish_as: str, as_jso
     """Show what FILE or VERSION is made of.
 
     FILE may be a safetensors file, a checkpoint directory, or an object of a daemon's store (a version
-    record, manifest, page, layout or chunk), told by its content. VERSION (RUN/v000012, v000012, 12 or
-    latest) is asked of the daemon: its record, variants, edges, manifests, pages and chunks. What is
-    damaged is refused and said to be.
+    record, manifest, page, layout or chunk), told by its content. VERSION (RUN/v000012, v000012, v000012@e2, 12
+    or latest; without @e2, the newest epoch that has the number) is asked of the daemon: its record,
+    variants, edges, manifests, pages and chunks. What is damaged is refused and said to be.
+
+    The digest of a layout covers the files that travel with the weights, so a checkpoint's directory and
+    one of its safetensors files have layouts of their own.
 
     \b
     Examples:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from deltad.cli.objects import open_regular
-from deltad.cli.output import Block, Cell, Facts, Line, Table, columns, count, size
 from deltad.delta import FORMAT
 from deltad.delta.layout import Layout
+from deltad.figures import count, size
+from deltad.ops.blocks import Block, Cell, Facts, Line, Table, columns
 
 _SHOWN = 20
 

@@ -27,19 +27,24 @@ from deltad.cli.serve import serve
 from deltad.cli.status import status
 from deltad.cli.verify import verify
 from deltad.cli.versions import log
-from deltad.errors import DeltadError, NotFoundError, StoreError, UsageError
+from deltad.errors import DeltadError, MissingPackageError, NotFoundError, StoreError, UsageError
 
 INTERRUPTED = 130
 INTERNAL = 70
 
 _EPILOG = """\b
+Versions:
+  RUN/v000012, v000012, 12 or latest; v000012@e2 names the epoch, and without
+  one the newest epoch that has the number is meant
+
+\b
 Exit codes:
     0  done
     1  the demo ended, but not every version that was served is the published one
    64  the command line cannot work, or a name is malformed
    65  bad data: a checkpoint, file or version is not what it should be
    66  a file, run or version that was named does not exist
-   69  the daemon cannot be reached, or does not answer in time; try again
+   69  the daemon cannot be reached, or does not answer in time; try again. Or a package is not installed
    70  a replica refused, or deltad itself has a fault
    74  the disk or store cannot be read or written
    75  try again later: the store is held by another daemon, or the disk is full
@@ -126,13 +131,24 @@ def _explained(error: Exception) -> DeltadError:
             return UsageError(error.format_message().rstrip("."), hint=f"see `{command} --help`")
         case click.ClickException():
             return UsageError(error.format_message())
-        case FileNotFoundError() | NotADirectoryError() | IsADirectoryError():
-            return NotFoundError(str(error.filename or error), found=error.strerror or "")
+        case ModuleNotFoundError(name=str(package)) if package.partition(".")[0] != "deltad":
+            return MissingPackageError(
+                "deltad",
+                expected=f"the Python package {package}",
+                found="none",
+                hint="`pip install 'deltad[daemon]'`",
+            )
         case OSError():
-            return StoreError(str(error.filename or "input or output"), found=error.strerror or str(error))
+            return _of_the_system(error)
     return _InternalError(
         f"internal error: {type(error).__name__}: {error}", hint="set DELTAD_DEBUG=1 to see where, and report it"
     )
+
+
+def _of_the_system(error: OSError) -> DeltadError:
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+        return NotFoundError(str(error.filename or error), found=error.strerror or "")
+    return StoreError(str(error.filename or "input or output"), found=error.strerror or str(error))
 
 
 class _InternalError(DeltadError):

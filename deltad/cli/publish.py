@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from deltad.cli.connect import Daemon, daemon_options, json_option, parse_wait, run_option, the_run
-from deltad.cli.output import Line, duration, show, show_json
+from deltad.cli.connect import Daemon, Whole, daemon_options, json_option, parse_wait, run_option, the_run
+from deltad.cli.output import show, show_json
 from deltad.cli.progress import activity
 from deltad.cli.versions import version_facts
 from deltad.errors import DeltadError, UnavailableError
+from deltad.figures import duration
 from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.ops.blocks import Line
 from deltad.types import RunId
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Publish a checkpoint directory.")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @run_option
-@click.option("--number", type=click.IntRange(min=0), help="The version's number; else the directory's name has it.")
+@click.option("--number", type=Whole(min=0), help="The version's number; else the directory's name has it.")
 @click.option("--new-epoch", is_flag=True, help="Open a new epoch: from here on older writers are refused.")
 @click.option("--identity", default="", metavar="TEXT", help="Your own name for this version.")
 @daemon_options

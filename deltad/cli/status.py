@@ -10,18 +10,36 @@ from typing import TYPE_CHECKING
 import click
 
 from deltad.cli.connect import Daemon, daemon_options, json_option, parse_wait
-from deltad.cli.output import Block, Cell, Line, Tone, draw, show, show_json
-from deltad.errors import DeltadError
+from deltad.cli.output import draw, show, show_json
+from deltad.errors import DeltadError, UsageError
+from deltad.figures import when
+from deltad.ops.blocks import Block, Cell, Line, Tone
 
 if TYPE_CHECKING:
     from deltad.client.client import Client
     from deltad.client.messages import StatusView
 
 
+_LEAST_SECONDS = 0.1
+
+
+def _parse_every(text: str) -> float:
+    """As `parse_wait`, but never so short that the looking itself is a load. Raises UsageError."""
+    seconds = parse_wait(text)
+    if seconds < _LEAST_SECONDS:
+        raise UsageError(f"--every {text[:80]}", expected="at least 100ms")
+    return seconds
+
+
 @click.command(short_help="Show the daemon, regions, replicas and upstreams.")
 @click.option("--watch", is_flag=True, help="Stay: redraw on a terminal, print every change elsewhere.")
 @click.option(
-    "--every", type=parse_wait, default="1s", show_default=True, metavar="TIME", help="With --watch: how often."
+    "--every",
+    type=_parse_every,
+    default="1s",
+    show_default=True,
+    metavar="TIME",
+    help="With --watch: how often, at least each 100ms.",
 )
 @daemon_options
 @json_option
@@ -60,7 +78,7 @@ def _watch(client: Client, every: float, as_json: bool) -> None:
         if as_json:
             show_json(_reply(look), compact=True)
         else:
-            show([Line(time.strftime("%H:%M:%S")), *_blocks(look)])
+            show([Line(when(time.time())), *_blocks(look)])
             click.echo()
 
 
@@ -78,7 +96,7 @@ def _looks(client: Client, every: float) -> Iterator[StatusView | DeltadError]:
 
 
 def _changes(looks: Iterator[StatusView | DeltadError]) -> Iterator[StatusView | DeltadError]:
-    from deltad.cli.overview import without_clocks
+    from deltad.ops.overview import without_clocks
 
     before: object = None
     for look in looks:
@@ -89,7 +107,7 @@ def _changes(looks: Iterator[StatusView | DeltadError]) -> Iterator[StatusView |
 
 
 def _blocks(look: StatusView | DeltadError) -> list[Block]:
-    from deltad.cli.overview import status_blocks
+    from deltad.ops.overview import status_blocks
 
     return [Line(Cell(str(look), Tone.BAD))] if isinstance(look, DeltadError) else status_blocks(look)
 

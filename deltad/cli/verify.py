@@ -14,15 +14,18 @@ from deltad.cli.connect import (
     VersionName,
     daemon_options,
     json_option,
+    parse_version_name,
     path_or_version,
     publish_as_option,
     the_run,
     version_id,
 )
-from deltad.cli.output import Facts, Line, count, show, show_json
+from deltad.cli.output import show, show_json
 from deltad.cli.progress import activity, step
 from deltad.errors import IntegrityError, NotFoundError
-from deltad.types import RunId, VersionId, parse_version_id
+from deltad.figures import count
+from deltad.ops.blocks import Facts, Line
+from deltad.types import RunId, VersionId
 
 if TYPE_CHECKING:
     from deltad.client.client import Client
@@ -35,17 +38,18 @@ _NAMED = 10
 
 @click.command(short_help="Prove that a version or checkpoint has its root.")
 @click.argument("what", metavar="VERSION|DIR")
-@click.option("--version", "against", type=parse_version_id, metavar="RUN/V", help="The version that DIR must be.")
+@click.option("--version", "against", type=parse_version_name, metavar="VERSION", help="What DIR must be.")
 @publish_as_option
 @daemon_options
 @json_option
-def verify(daemon: Daemon, what: str, against: VersionId | None, publish_as: str, as_json: bool) -> None:
+def verify(daemon: Daemon, what: str, against: VersionName | None, publish_as: str, as_json: bool) -> None:
     """Prove that VERSION, or the checkpoint in DIR, has the published root.
 
-    VERSION (RUN/v000012, v000012, 12 or latest): the daemon rebuilds all weights from its store and
-    compares. DIR: the root of the checkpoint is computed here, offline. It is compared with --version
-    where that is given, else, where --socket or --config points at a daemon, with all it has published.
-    Exits with 65 and names the tensors that differ.
+    VERSION (RUN/v000012, v000012, v000012@e2, 12 or latest; without @e2, the newest epoch that has the
+    number): the daemon rebuilds all weights from its store and compares. DIR: the root of the checkpoint is
+    computed here, offline. It is compared with --version where that is given, else, where --socket, --config
+    or DELTAD_SOCKET points at a daemon, with all it has published. Exits with 65 and names the tensors that
+    differ.
 
     \b
     Examples:
@@ -69,7 +73,7 @@ def _verify_version(daemon: Daemon, name: VersionName, as_json: bool) -> None:
 
 
 def _verify_directory(
-    daemon: Daemon, directory: Path, against: VersionId | None, publish_as: str, as_json: bool
+    daemon: Daemon, directory: Path, against: VersionName | None, publish_as: str, as_json: bool
 ) -> None:
     from deltad.client.messages import VerifyReply
 
@@ -84,17 +88,19 @@ def _verify_directory(
         return
     client = daemon.client()
     if against is None:
-        against = _published_with(client, the_run(client, None), found.root.hex())
-    published = published_weights(client, against, found.root)
+        wanted = _published_with(client, the_run(client, None), found.root.hex())
+    else:
+        wanted = version_id(against.find(client))
+    published = published_weights(client, wanted, found.root)
     reply = VerifyReply(
-        version=str(against.version),
+        version=str(wanted.version),
         root=published.root.hex(),
         found=found.root.hex(),
         match=published.root == found.root,
         tensors=len(published.layout.tensors),
         wrong_tensors=tuple(differing(published, found)),
     )
-    _conclude(str(against), str(directory), reply, as_json)
+    _conclude(str(wanted), str(directory), reply, as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +191,7 @@ def _conclude(name: str, what: str, reply: VerifyReply, as_json: bool) -> None:
         )
     if not as_json:
         facts = [("root", reply.root), ("tensors", f"{reply.tensors:,}, all as published")]
-        show([Line(f"{what}, is {name}" if what != name else what), Facts("", facts)])
+        show([Line(what if what.startswith(name) else f"{what} is {name}"), Facts("", facts)])
 
 
 def _named(tensors: Sequence[str]) -> str:

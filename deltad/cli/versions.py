@@ -7,31 +7,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from deltad.cli.connect import Daemon, daemon_options, json_option, the_run
-from deltad.cli.output import (
-    Cell,
-    Facts,
-    Table,
-    Tone,
-    columns,
-    count,
-    duration,
-    percent,
-    percent_of,
-    show,
-    show_json,
-    size,
-    when,
-)
+from deltad.cli.connect import Daemon, Whole, daemon_options, json_option, the_run
+from deltad.cli.output import show, show_json
+from deltad.figures import count, percent, percent_of, size, stages, when
+from deltad.ops.blocks import Cell, Facts, Table, Tone, columns
 from deltad.types import RunId, Version, parse_run, parse_version
 
 if TYPE_CHECKING:
-    from deltad.client.messages import Seconds, VersionInfo
+    from deltad.client.messages import VersionInfo
 
 
 @click.command(short_help="List the versions of a run, newest first.")
 @click.argument("run", metavar="[RUN]", type=parse_run, required=False)
-@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Show the newest N only.")
+@click.option("-n", "--limit", type=Whole(min=1), metavar="N", help="Show the newest N only.")
 @daemon_options
 @json_option
 def log(daemon: Daemon, run: RunId | None, limit: int | None, as_json: bool) -> None:
@@ -122,9 +110,3 @@ def version_facts(info: VersionInfo) -> Facts:
     rows += [("variant", info.variant), ("source", info.source or "–"), ("published", when(info.created))]
     took = stages(info.seconds)
     return Facts("", [*rows, ("took", took)] if took else rows)
-
-
-def stages(seconds: Seconds) -> str:
-    """`settle 1.02 s, encode 2.31 s`: the stages that happened, in the order of the path."""
-    named = [(name, getattr(seconds, name)) for name in seconds.__struct_fields__]
-    return ", ".join(f"{name} {duration(value)}" for name, value in named if value)

@@ -1,6 +1,7 @@
 """One TOML file, parsed once into a frozen tree; whoever holds a `Config` need not check it again."""
 
-from deltad.config.loading import load_config
+from deltad.config.keys import UNITS, KeyMeaning, SectionMeaning, explain
+from deltad.config.loading import load_config, warnings
 from deltad.config.sections import (
     BackendConfig,
     Config,
@@ -17,18 +18,23 @@ from deltad.config.token_file import TokenFile
 from deltad.config.values import Address
 
 __all__ = [
+    "UNITS",
     "Address",
     "BackendConfig",
     "Config",
     "DaemonConfig",
     "FleetConfig",
+    "KeyMeaning",
     "MetricsConfig",
     "RelayConfig",
     "RunConfig",
+    "SectionMeaning",
     "TokenFile",
     "UpstreamConfig",
     "WatchConfig",
     "dump",
+    "explain",
     "load_config",
     "to_toml",
+    "warnings",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,11 +29,14 @@ from deltad.config.sections import (
     brackets,
     keys,
 )
+from deltad.config.token_file import TokenFile
 from deltad.config.values import Parser, RefusedError
 from deltad.errors import ConfigError, UsageError
 from deltad.types import RunId
 
 Section = TypeVar("Section")
+
+_LISTED = 10
 
 
 def load_config(path: Path) -> Config:
@@ -48,9 +51,7 @@ def load_config(path: Path) -> Config:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"configuration {path}", expected="TOML in UTF-8", found=str(error)) from None
     config = _Document(path, document).config()
-    for token_file in [upstream.token_file for upstream in config.upstreams] + (
-        [config.relay.token_file] if config.relay else []
-    ):
+    for token_file in _token_files(config):
         try:
             token_file.read()
         except ConfigError as error:
@@ -58,6 +59,16 @@ def load_config(path: Path) -> Config:
                 f"configuration {path}: {error.thing}", expected=error.expected, found=error.found, hint=error.hint
             ) from None
     return config
+
+
+def warnings(config: Config) -> tuple[str, ...]:
+    """What can be used and should be better, one sentence each. Reads the token files. Raises ConfigError."""
+    return tuple(doubt for file in dict.fromkeys(_token_files(config)) for doubt in file.doubts())
+
+
+def _token_files(config: Config) -> list[TokenFile]:
+    relays = [config.relay.token_file] if config.relay else []
+    return [*relays, *(upstream.token_file for upstream in config.upstreams)]
 
 
 class _Document:
@@ -70,8 +81,7 @@ class _Document:
     def config(self) -> Config:
         for name in self._document:
             if name not in TABLES and name not in LISTS:
-                nearest = _nearest(name, [*TABLES, *LISTS])
-                raise self._error(name, found="no such section", hint=f"the nearest valid one is {brackets(nearest)}")
+                raise self._error(name, found="no such section", hint=_advice(name, [*TABLES, *LISTS], brackets))
         config = Config(
             path=self._path,
             daemon=self._section("daemon", DaemonConfig, self._table("daemon")),
@@ -91,6 +101,10 @@ class _Document:
         self._distinct("watch", "run", (watch.run for watch in config.watches))
         self._distinct("upstream", "url", (upstream.url for upstream in config.upstreams))
         self._distinct("fleet", "run", (fleet.run for fleet in config.fleets))
+        if config.relay and config.metrics and config.relay.listen == config.metrics.listen:
+            address = config.metrics.listen
+            if address.port:
+                raise self._error("metrics.listen", expected="another address than relay.listen", found=f"'{address}'")
         declared = [run.id for run in config.runs]
         for place, watch in enumerate(config.watches):
             if watch.run not in declared:
@@ -132,9 +146,7 @@ class _Document:
         valid = [key.name for key in keys(section)]
         for key in table:
             if key not in valid:
-                raise self._error(
-                    f"{name}.{key}", found="no such key", hint=f"the nearest valid one is {_nearest(key, valid)!r}"
-                )
+                raise self._error(f"{name}.{key}", found="no such key", hint=_advice(key, valid, repr))
 
     def _value(self, key: str, parser: Parser, value: object) -> object:
         try:
@@ -152,18 +164,24 @@ class _Document:
             seen.add(value)
 
     def _undeclared(self, name: str, place: int, run: str, declared: list[RunId]) -> ConfigError:
-        nearest = f"the nearest declared one is {_nearest(run, declared)!r}" if declared else ""
         return self._error(
-            f"{name}[{place}].run", expected="a run that a [[run]] declares", found=f"{run!r}", hint=nearest
+            f"{name}[{place}].run",
+            expected="a run that a [[run]] declares",
+            found=f"{run!r}",
+            hint=_advice(run, declared, repr, "declared") if declared else "",
         )
 
     def _error(self, key: str, *, expected: str = "", found: str = "", hint: str = "") -> ConfigError:
         return ConfigError(f"configuration {self._path}: {key}", expected=expected, found=found, hint=hint)
 
 
-def _nearest(word: str, valid: Iterable[str]) -> str:
+def _advice(word: str, valid: Iterable[str], shown: Callable[[str], str], are: str = "valid") -> str:
+    """The word that was probably meant; where none is near, a few of all."""
     choices = sorted(valid)
-    return (difflib.get_close_matches(word, choices, n=1, cutoff=0.0) or choices)[0]
+    if nearest := difflib.get_close_matches(word, choices, n=1):
+        return f"the nearest {are} one is {shown(nearest[0])}"
+    more = len(choices) - _LISTED
+    return f"{are} here: {', '.join(map(shown, choices[:_LISTED]))}" + (f" and {more} more" if more > 0 else "")
 
 
 def _shape(value: object) -> str:

@@ -57,7 +57,8 @@ class RelayConfig:
 class MetricsConfig:
     """`[metrics]`: the operator's page, health and metrics over HTTP. Off unless `listen` is given.
 
-    `listen`: the address to serve them on, such as `127.0.0.1:7701`. It asks for no token.
+    `listen`: the address to serve them on, such as `127.0.0.1:7701`: the page at `/`, the same as JSON at
+    `/status.json`, and `/healthz`, `/readyz` and `/metrics`. It asks for no token.
     """
 
     listen: Address = field(metadata=_reads(values.address))
@@ -72,9 +73,10 @@ class RunConfig:
     `coder`: how deltas are coded. `blind` is the fastest; `fast`, `mid` and `dense` code by context, each in
     fewer bytes and more time than the one before; `auto` chooses by what the regions below pull at, and
     takes `dense` until that is known. Default `auto`.
-    `keep_versions`, `keep_for`, `keep_bytes`: how much of it is kept: how many versions, for how long, and how
-    many bytes (such as `500GiB`). Each bound that is given holds; the newest version, what is pinned or in use,
-    and what leads there from an anchor, are kept in any case. Default `0`, `0s` and `0B`, which are no bounds.
+    `keep_versions`: how many of its versions are kept; `0` is no bound. Each bound that is given holds; the newest
+    version, what is pinned or in use, and what leads there from an anchor, are kept in any case. Default 0.
+    `keep_for`: for how long its versions are kept; `0s` is no bound. Default `0s`.
+    `keep_bytes`: how many bytes of it are kept, such as `500GiB`; `0B` is no bound. Default `0B`.
     """
 
     id: RunId = field(metadata=_reads(values.named(parse_run)))

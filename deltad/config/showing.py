@@ -32,13 +32,14 @@ def to_toml(config: Config) -> str:
     for name, content in dump(config).items():
         for section in content if isinstance(content, list) else [content]:
             lines.append(brackets(name))
-            # A JSON string, number or list of strings is one of TOML too, but for DEL.
-            lines += [
-                f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
-                for key, value in section.items()
-            ]
+            lines += [f"{key} = {toml_value(value)}" for key, value in section.items()]
             lines.append("")
     return "\n".join(lines)
+
+
+def toml_value(value: object) -> str:
+    """A string, number or list of strings as TOML, in which it looks as in JSON, but for DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _dump_section(section: Any) -> dict[str, object]:

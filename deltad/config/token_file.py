@@ -11,6 +11,7 @@ from pathlib import Path
 from deltad.errors import ConfigError
 
 _TOKEN = re.compile(rb"[!-~]{1,4096}")
+_SHORT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,26 @@ class TokenFile:
 
     def read(self) -> str:
         """The token as it stands in the file now, so that a rotated one is picked up. Raises ConfigError."""
+        return self._read()[0]
+
+    def doubts(self) -> tuple[str, ...]:
+        """What makes the secret weaker than it could be, one sentence each. Raises ConfigError as `read` does."""
+        token, mode = self._read()
+        found = []
+        if mode & stat.S_IROTH:
+            found.append(
+                f"token file {self.path}: everybody on this host may read it (mode {stat.S_IMODE(mode):04o}); "
+                f"run `chmod 600 {self.path}`"
+            )
+        if len(token) < _SHORT:
+            found.append(
+                f"token file {self.path}: a token of fewer than {_SHORT} characters can be guessed; "
+                "make one with `openssl rand -hex 32`"
+            )
+        return tuple(found)
+
+    def _read(self) -> tuple[str, int]:
+        """The token and the file's mode. Raises ConfigError."""
         thing = f"token file {self.path}"
         try:
             # Not blocking, so that a FIFO in this place cannot hang the daemon.
@@ -48,4 +69,4 @@ class TokenFile:
             raise ConfigError(thing, expected="a token", found="an empty file")
         if not _TOKEN.fullmatch(content):
             raise ConfigError(thing, expected="one line of at most 4096 printable ASCII characters without blanks")
-        return content.decode("ascii")
+        return content.decode("ascii"), mode

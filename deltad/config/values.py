@@ -121,10 +121,12 @@ def url(value: object, base: Path) -> str:
         parts = urlsplit(given)
         sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
-        raise RefusedError(expected) from None
-    if not sound or "@" in parts.netloc or "?" in given or "#" in given or not re.fullmatch(r"[!-~]+", given):
-        # What was found is not repeated: the part before an `@` may be a password.
-        raise RefusedError(expected, found="another form")
+        sound = False
+    if set(given) & set("@?#"):
+        # What stands before an `@` or behind a `?` may be a secret, and is not repeated.
+        raise RefusedError(expected, found="one with " + ("an '@'" if "@" in given else "a query or fragment"))
+    if not sound or not re.fullmatch(r"[!-~]+", given):
+        raise RefusedError(expected)
     return given.rstrip("/")
 
 

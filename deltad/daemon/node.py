@@ -44,6 +44,7 @@ from deltad.delta.backend.fallback import Switch
 from deltad.delta.record import VersionRecord
 from deltad.delta.threads import default_threads
 from deltad.errors import DeltadError, NotFoundError, UsageError
+from deltad.figures import size
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.fleet import Fleet, Standing
 from deltad.ops.metrics import Metrics
@@ -274,7 +275,7 @@ class Node:
         found = [f"{part}: {reason}" for part, reason in sorted(self.unwell.items())]
         free = self.store.free_bytes()
         if free < 2 * self.limits.disk_reserve_bytes:
-            found.append(f"store: {free} bytes free, close to the reserve of {self.limits.disk_reserve_bytes}")
+            found.append(f"store: {size(free)} free, close to the reserve of {size(self.limits.disk_reserve_bytes)}")
         found += [f"upstream {view.url}: {view.error or view.activity}" for view in self._upstreams() if not view.up]
         return found
 

@@ -282,19 +282,32 @@ def _same_variants(record: VersionRecord, latest: VersionRecord) -> bool:
     ]
 
 
+def check_same_model(before: Layout, after: Layout, directory: Path, latest: str) -> None:
+    """Raises CheckpointError where `directory` holds another model than `latest`: most tensors are not the same."""
+    old, new = _table(before), _table(after)
+    same = sum(old[name] == new[name] for name in old.keys() & new.keys())
+    if 2 * same >= len(old):
+        return
+    # A trainer's fp32 copy of the same weights, as far as the table tells.
+    wider = sum(("BF16", *new[name][1:]) == old[name] for name in old.keys() & new.keys() if new[name][0] == "F32")
+    raise CheckpointError(
+        f"{directory}",
+        expected=f"the model of {latest} ({len(old)} tensors)",
+        found=f"another one: only {same} of {len(new)} tensors have the same name, dtype and shape",
+        hint='these weights are fp32; `publish_as = "bf16"` in the [[watch]] of the run publishes them in bf16'
+        if 2 * (same + wider) >= len(old)
+        else "publish another model as another run",
+    )
+
+
+def _table(layout: Layout) -> dict[str, tuple[str, tuple[int, ...], str]]:
+    return {spec.name: (spec.dtype, spec.shape, spec.alias_of) for spec in layout.tensors}
+
+
 def _what_changed(before: Layout, checkpoint: Checkpoint, latest: str) -> str:
     """Why an anchor is needed, in words. Raises CheckpointError for what is another model altogether."""
-    after = checkpoint.layout
-    old = {spec.name: (spec.dtype, spec.shape, spec.alias_of) for spec in before.tensors}
-    new = {spec.name: (spec.dtype, spec.shape, spec.alias_of) for spec in after.tensors}
-    same = sum(old[name] == new[name] for name in old.keys() & new.keys())
-    if 2 * same < len(old):
-        raise CheckpointError(
-            f"{checkpoint.directory}",
-            expected=f"the model of {latest} ({len(old)} tensors)",
-            found=f"another one: only {same} of {len(new)} tensors have the same name, dtype and shape",
-            hint="publish another model as another run",
-        )
+    check_same_model(before, checkpoint.layout, checkpoint.directory, latest)
+    old, new = _table(before), _table(checkpoint.layout)
     added, removed = sorted(new.keys() - old.keys()), sorted(old.keys() - new.keys())
     changed = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
     parts = [

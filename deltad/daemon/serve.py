@@ -17,7 +17,7 @@ import structlog
 import uvloop
 from aiohttp import web
 
-from deltad.config import Config
+from deltad.config import Address, Config, warnings
 from deltad.daemon.node import Node
 from deltad.daemon.watching import watch
 from deltad.errors import ConfigError
@@ -42,6 +42,8 @@ def serve(config: Config) -> int:
     Raises StoreError, FormatError or ConfigError if it cannot start.
     """
     configure()
+    for doubt in warnings(config):
+        log.warning("config_warning", warning=doubt)
     store = Store.open(config.daemon.store)
     try:
         return uvloop.run(_serve(config, store))
@@ -62,7 +64,7 @@ async def _serve(config: Config, store: Store) -> int:
     node = Node(config, store)
     await asyncio.to_thread(node.describe_all)
     async with AsyncExitStack() as stack:
-        await _listen(stack, node)
+        addresses = await _listen(stack, node)
         tasks = [asyncio.create_task(_supervise(name, part), name=name) for name, part in _parts(node)]
         stack.push_async_callback(_drain, node, tasks, hurry)
         notifier.ready(f"serving {len(node.runs())} runs")
@@ -72,6 +74,7 @@ async def _serve(config: Config, store: Store) -> int:
             store=str(store.path),
             backend=node.backend.name,
             backend_reason=node.backend_reason,
+            **addresses,
         )
         await stop.wait()
         notifier.stopping()
@@ -85,9 +88,10 @@ async def _serve(config: Config, store: Store) -> int:
     return 0
 
 
-async def _listen(stack: AsyncExitStack, node: Node) -> None:
-    """Bind every face of the daemon; each is closed when the stack is."""
+async def _listen(stack: AsyncExitStack, node: Node) -> dict[str, str]:
+    """Bind every face of the daemon; each is closed when the stack is. Returns what listens where."""
     config = node.config
+    addresses = {"socket": str(config.daemon.socket)}
     local = LocalServer(node.store, node, node.fleet, node.announcements, node.limits)
     runner = await _start(stack, local.app())
     await web.SockSite(runner, bind_unix_socket(config.daemon.socket)).start()
@@ -103,10 +107,11 @@ async def _listen(stack: AsyncExitStack, node: Node) -> None:
             limits=node.limits,
             on_sent=node.metrics.sent,
         )
-        await _bind(await _start(stack, relay.app()), config.relay.listen.host, config.relay.listen.port, "relay")
+        addresses["relay"] = await _bind(await _start(stack, relay.app()), config.relay.listen, "relay")
     if config.metrics is not None:
         app = health_app(node.metrics, reasons=node.reasons, status=node.status)
-        await _bind(await _start(stack, app), config.metrics.listen.host, config.metrics.listen.port, "metrics")
+        addresses["metrics"] = await _bind(await _start(stack, app), config.metrics.listen, "metrics")
+    return addresses
 
 
 async def _start(stack: AsyncExitStack, app: web.Application) -> web.AppRunner:
@@ -116,15 +121,17 @@ async def _start(stack: AsyncExitStack, app: web.Application) -> web.AppRunner:
     return runner
 
 
-async def _bind(runner: web.AppRunner, host: str, port: int, section: str) -> None:
+async def _bind(runner: web.AppRunner, listen: Address, section: str) -> str:
+    """Listen there, and return where that is: port 0 has become another."""
     try:
-        await web.TCPSite(runner, host, port).start()
+        await web.TCPSite(runner, listen.host, listen.port).start()
     except OSError as error:
         raise ConfigError(
-            f"[{section}] listen = '{host}:{port}'",
+            f"[{section}] listen = '{listen}'",
             expected="an address that this host can listen on",
             found=error.strerror or str(error),
         ) from None
+    return str(Address(listen.host, runner.addresses[0][1]))
 
 
 Part = Callable[[], Awaitable[None]]

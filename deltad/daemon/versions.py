@@ -170,7 +170,9 @@ class Versions:
     def _export(self, record: VersionRecord, variant: Variant | None, directory: Path) -> Digest:
         if not directory.is_absolute():
             raise UsageError(f"{directory}", expected="an absolute path")
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        if directory.exists() and not directory.is_dir():
+            raise UsageError(f"{directory}", expected="a directory that is absent or empty", found="a file")
+        if directory.exists() and any(directory.iterdir()):
             raise UsageError(f"{directory}", expected="a directory that is absent or empty", found="something in it")
         name = record.variants[0].name if variant is None else record.variant(variant).name
         return self.mirror(Variant(name)).export(record, directory)

@@ -116,14 +116,13 @@ def make_place(keep: Path | None) -> Place:
     """Create the work directory: `keep`, or a temporary one. Raises UsageError, StoreError, UnavailableError."""
     directory = Path(tempfile.mkdtemp(prefix="deltad-demo-")) if keep is None else keep.absolute()
     names = ("region-1", "region-2")
-    for name in names:
-        if (directory / name).exists():
-            raise UsageError(
-                f"directory {directory}",
-                expected="none of an earlier demo",
-                found=name,
-                hint="name another directory, or remove that one",
-            )
+    if keep is not None and directory.is_dir() and (held := sorted(path.name for path in directory.iterdir())):
+        raise UsageError(
+            f"directory {directory}",
+            expected="one that is absent or empty",
+            found=held[0] if len(held) == 1 else f"{held[0]} and {len(held) - 1} more",
+            hint="name another directory, or empty that one",
+        )
     sockets = None
     if max(len(os.fsencode(directory / name / "deltad.sock")) for name in names) > _SOCKET_PATH_BYTES:
         sockets = Path(tempfile.mkdtemp(prefix="deltad-"))

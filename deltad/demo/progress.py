@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from deltad.demo.observe import RegionSight, Sight
@@ -75,7 +76,7 @@ class PlainProgress:
 def _happened(version: str, facts: Facts) -> list[str]:
     found = []
     if info := facts.published:
-        change = f"{100 * info.density:.3f} % of the weights changed" if info.kind == "delta" else info.kind
+        change = f"{_share(info.density)} of the weights changed" if info.kind == "delta" else info.kind
         found.append(f"{version} published in region 1: {change}, encoded in {info.seconds.encode:.2f} s")
     if (info := facts.pulled) and info.pulled_bytes:
         found.append(
@@ -194,8 +195,8 @@ _NARROW_COLUMNS = ("version", "changed", "pulled", "of full", "pause", "end to e
 _GAP = 2
 
 
-def show_report(report: DemoReport, complaints: Sequence[str], stream: TextIO) -> None:
-    """Print the final table and what it comes to. A terminal too narrow for all columns gets the main ones."""
+def show_report(report: DemoReport, complaints: Sequence[str], stream: TextIO, path: Path) -> None:
+    """Print the final table, what it comes to, and the report's `path`. A narrow terminal gets the main columns."""
     title = (
         f"{clean(report.model)}, {report.parameters:,} parameters, "
         f"over {report.link.rtt_ms:g} ms and {report.link.mbit_s:g} Mbit/s"
@@ -224,6 +225,7 @@ def show_report(report: DemoReport, complaints: Sequence[str], stream: TextIO) -
     print(f"\nrollouts from the remote replica: {report.rollouts_from_remote}", file=stream)
     for complaint in complaints:
         print(f"  {clean(complaint)}", file=stream)
+    print(f"report: {clean(str(path))}", file=stream)
     print(f"all_match: {'true' if report.all_match else 'false'}", file=stream, flush=True)
 
 
@@ -231,7 +233,7 @@ def _row(version: VersionReport) -> tuple[str, ...]:
     seconds = version.seconds
     return (
         version.version,
-        f"{100 * version.density:.3f} %",
+        _share(version.density),
         size(version.delta_bytes),
         f"{version.percent_of_full:.3f} %",
         *(f"{value:.2f} s" for value in (seconds.settle, seconds.encode, seconds.transfer, seconds.stage)),
@@ -252,6 +254,11 @@ def size(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
         count /= 1024
     return f"{count:.3g} GiB"
+
+
+def _share(density: float) -> str:
+    """What is not all is not shown as all."""
+    return f"{100 * density if density == 1 else min(100 * density, 99.999):.3f} %"
 
 
 def _percent(part: float, whole: float) -> str:

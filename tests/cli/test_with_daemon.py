@@ -8,6 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from deltad.cli.publish import pull_all
@@ -54,6 +55,22 @@ async def test_latest_is_the_newest_version(host: Host, lineage: Lineage) -> Non
         assert (await host.deltad("inspect", name, "--json")).reply["version"] == "policy/v000003"
     host.operations.held[RunId("empty")] = []
     (await host.deltad("inspect", "empty/latest")).assert_refused(66, "run empty", "none yet")
+
+
+async def test_a_number_without_an_epoch_means_the_newest_epoch_that_has_it(host: Host, lineage: Lineage) -> None:
+    held = host.operations.held[POLICY]
+    held += [msgspec.structs.replace(held[1], version="v000002@e2"), msgspec.structs.replace(held[1], version="v5@e2")]
+    for name, found in (("2", "v000002@e2"), ("v000002@e1", "v000002"), ("3", "v000003"), ("5", "v000005@e2")):
+        ended = await host.deltad("export", name, "out", "--json")
+        assert host.operations.exported[-1].version == found, (name, ended)
+
+
+async def test_the_environment_points_at_a_daemon_as_an_option_does(
+    host: Host, lineage: Lineage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = write(tmp_path / "c", bits_of(lineage.versions[1]))
+    monkeypatch.setenv("DELTAD_SOCKET", str(host.socket))
+    assert "is policy/v000002" in (await asyncio.to_thread(host.command, "verify", directory)).out
 
 
 # Publish and pull.
@@ -182,7 +199,7 @@ async def test_status_shows_the_daemon_and_its_runs_as_table_and_as_json(host: H
 
 
 async def test_watching_prints_a_block_per_change_until_it_is_interrupted(host: Host, lineage: Lineage) -> None:
-    process = start("status", "--watch", "--every", "20ms", "--json", "--socket", host.socket, stdout=subprocess.PIPE)
+    process = start("status", "--watch", "--every", "100ms", "--json", "--socket", host.socket, stdout=subprocess.PIPE)
     assert process.stdout is not None
     first = json.loads(await asyncio.to_thread(process.stdout.readline))
     assert first["region"]["runs"]["policy"]["latest"] == "v000003"
@@ -258,7 +275,8 @@ async def test_a_directory_with_the_published_root_is_that_version(
     directory = write(tmp_path / "c", bits_of(lineage.versions[1]))
     ended = await host.deltad("verify", directory, "--version", "policy/v000002")
     assert ended.code == 0
-    assert f"{directory}, is policy/v000002" in ended.out
+    assert f"{directory} is policy/v000002" in ended.out
+    assert "is policy/v000002" in (await host.deltad("verify", directory, "--version", "2")).out
     assert "is policy/v000002" in (await host.deltad("verify", directory)).out
     assert (await host.deltad("verify", directory, "--json")).reply["match"] is True
 

@@ -129,6 +129,7 @@ def is_gone(pid: int) -> bool:
 def test_every_version_that_a_remote_replica_serves_is_the_one_that_was_published(tmp_path: Path, models: Path) -> None:
     with running(tmp_path, models, "--quick") as demo:
         assert_proven(demo, versions=5)
+        assert demo.lines[-2] == f"report: {demo.report_path}"
         assert list(tmp_path.iterdir()) == [demo.report_path], "a demo that went well leaves only its report"
 
 

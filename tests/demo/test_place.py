@@ -41,10 +41,17 @@ def test_every_address_is_another_one(tmp_path: Path) -> None:
 
 def test_the_files_of_an_earlier_demo_are_not_touched(tmp_path: Path) -> None:
     place = make_place(tmp_path)
-    with pytest.raises(UsageError, match="region-1"):
+    with pytest.raises(UsageError, match="expected one that is absent or empty, found links and 3 more"):
         make_place(tmp_path)
     place.remove()
     assert place.region_1.config.exists()
+
+
+def test_a_directory_that_holds_anything_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes").touch()
+    with pytest.raises(UsageError, match="found notes; name another directory"):
+        make_place(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
 
 
 def test_a_temporary_place_is_removed_with_everything_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

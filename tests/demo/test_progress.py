@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 from deltad.client.messages import ReplicaState
 from deltad.demo.observe import LinkMeter, RegionSight, Sight, describe
@@ -81,17 +82,17 @@ def test_the_stage_of_a_version_follows_what_is_known_of_it() -> None:
 def test_the_final_table_has_a_row_for_each_version_and_ends_with_the_verdict() -> None:
     for stream in (io.StringIO(), Terminal()):
         ledger = ledger_of(facts_of_a_good_run())
-        show_report(report_of(ledger), ledger.complaints(), stream)
+        show_report(report_of(ledger), ledger.complaints(), stream, Path("/r.json"))
         shown = stream.getvalue()
         assert all(version in shown for version in ledger.versions)
-        assert shown.endswith("rollouts from the remote replica: 16\nall_match: true\n")
+        assert shown.endswith("rollouts from the remote replica: 16\nreport: /r.json\nall_match: true\n")
 
 
 def test_the_final_table_says_why_there_is_no_match() -> None:
     stream = io.StringIO()
     ledger = ledger_of(facts_of_a_good_run())
     ledger.trainer(verified("v000002", gap=1.0))
-    show_report(report_of(ledger), ledger.complaints(), stream)
+    show_report(report_of(ledger), ledger.complaints(), stream, Path("/r.json"))
     assert stream.getvalue().endswith("\nall_match: false\n")
     assert "v000002: log-probs differ from the trainer's by 1" in stream.getvalue()
 

@@ -17,6 +17,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltad.cli.output import plain
 from deltad.client.messages import (
     RegionReport,
     RegionView,
@@ -28,6 +29,8 @@ from deltad.client.messages import (
 )
 from deltad.ops.health import PAGE_POLICY, health_app, render_page
 from deltad.ops.metrics import Metrics
+from deltad.ops.overview import status_blocks
+from tests.cli.views import region, replica, status, version
 from tests.kit.operations import RUN, status_view
 
 
@@ -137,7 +140,37 @@ async def test_the_page_shows_the_state_and_may_run_and_load_nothing(operator: O
     assert "unsafe" not in PAGE_POLICY
     page = Page(body)
     assert not {"script", "img", "link", "iframe", "form", "object"} & set(page.tags)
-    assert {"http://u:7700", "v000004", "r0", "verified", "silent for 90 s"} <= set(page.text)
+    assert {"http://u:7700", "v000004", "r0", "verified", "1 min 30 s ago"} <= set(page.text)
+
+
+def test_the_page_says_what_the_status_command_says_word_for_word() -> None:
+    info = version("v000003")
+    good = replica("r1", ReplicaState.VERIFIED, info)
+    upstream = UpstreamView("http://u:7700", True, "", 0.08, 3 << 20, 2e6)
+    view = status(info, regions=(region("border-b", good),), upstreams=(upstream,))
+    page = " ".join(Page(render_page(view)).text)
+    words = [word for line in plain(status_blocks(view)).splitlines() for word in re.split(r"  +", line)]
+    assert {"match", "1.00 MiB", "border-a, deltad 0.1.0, up 1 h 2 min"} <= set(words)
+    assert [word for word in words if word.removesuffix(":") not in page] == []
+
+
+def colours(style: str) -> dict[str, str]:
+    return dict(re.findall(r"\.(\w+)\{color:(#[0-9a-f]{6})", style))
+
+
+def contrast_with_white(colour: str) -> float:
+    """As WCAG 2 defines it."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 1.05 / (0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
+
+
+def test_what_is_not_ready_has_a_colour_that_can_be_read() -> None:
+    html = render_page(status_view(ready=False, reasons=("store: full",)))
+    assert '<td class="bad">no: store: full</td>' in html
+    found = colours(html)
+    assert set(found) == {"good", "bad", "warn", "dim"}
+    assert min(map(contrast_with_white, found.values())) >= 4.5
 
 
 async def test_the_style_is_the_one_that_the_policy_names(operator: Operator) -> None:

@@ -55,6 +55,19 @@ def test_it_serves_follows_a_restarted_daemon_and_takes_leave_on_sigterm(region:
     assert events[-1] == "stopped"
 
 
+@pytest.mark.parametrize("package", ["torch", "transformers", "aiohttp"])
+def test_a_missing_engine_is_one_line_with_the_command_that_brings_it(package: str) -> None:
+    script = f"import sys; sys.modules[{package!r}] = None; from rollout_plugin.__main__ import main; sys.exit(main())"
+    options = ["--socket", "/no.sock", "--run", "policy", "--name", "r1"]
+    ended = subprocess.run([sys.executable, "-c", script, *options], capture_output=True, text=True, check=False)
+    assert ended.returncode == 69
+    (line,) = ended.stderr.splitlines()
+    said = json.loads(line)
+    assert (said["event"], said["kind"]) == ("failed", "MissingPackage")
+    assert f"expected the Python package {package}" in said["error"]
+    assert "`pip install 'deltad[transformers]'`" in said["error"]
+
+
 @contextmanager
 def replica_process(region: Region, *more: str) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(

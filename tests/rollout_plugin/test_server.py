@@ -6,6 +6,7 @@ import http.client
 import io
 import json
 import threading
+import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -78,6 +79,30 @@ def test_the_version_route_says_what_is_served(replica: Running) -> None:
             "coming": "",
         },
     )
+
+
+@pytest.mark.parametrize(("method", "path", "code"), [("GET", "/", 404), ("GET", "/v1/generate", 405)])
+def test_a_route_that_is_not_there_is_answered_with_those_that_are(
+    replica: Running, method: str, path: str, code: int
+) -> None:
+    status, reply = ask(replica.url, method, path)
+    assert (status, reply["error"]) == (code, "NotFound")
+    assert f"{method} {path}: " in reply["message"]
+    for route in ("POST /v1/generate", "POST /v1/logprobs", "GET /v1/version", "GET /healthz"):
+        assert route in reply["message"]
+
+
+def test_a_replica_says_that_it_lives_before_it_serves() -> None:
+    endpoint = Endpoint(
+        Serving(), replica="r2", run="policy", variant="bf16", host="127.0.0.1", port=0, log=Log(io.StringIO())
+    )
+    url = endpoint.start()
+    try:
+        with urllib.request.urlopen(f"{url}/healthz") as reply:
+            assert (reply.status, reply.read()) == (200, b"alive\n")
+        assert ask(url, "GET", "/v1/version")[0] >= 400
+    finally:
+        endpoint.stop()
 
 
 def test_an_answer_in_flight_across_a_commit_completes_and_shows_both_versions(

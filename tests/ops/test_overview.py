@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from deltad.cli.output import plain
-from deltad.cli.overview import status_blocks, without_clocks
 from deltad.client.messages import ReplicaState, Seconds, StatusView, UpstreamView
+from deltad.ops.overview import status_blocks, without_clocks
 from tests.cli.views import region, replica, status, version
 
 V1 = version("v000001", kind="anchor", reason="first version", density=1.0, changed=1000, delta_bytes=200 << 20)

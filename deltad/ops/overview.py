@@ -10,22 +10,6 @@ from collections.abc import Iterator
 
 import msgspec
 
-from deltad.cli.output import (
-    Block,
-    Cell,
-    Facts,
-    Table,
-    Tone,
-    columns,
-    duration,
-    percent,
-    percent_of,
-    rate,
-    short,
-    size,
-    when,
-)
-from deltad.cli.versions import stages
 from deltad.client.messages import (
     PROVEN,
     RegionReport,
@@ -35,6 +19,8 @@ from deltad.client.messages import (
     StatusView,
     UpstreamView,
 )
+from deltad.figures import duration, percent, percent_of, rate, short, size, stages, when
+from deltad.ops.blocks import Block, Cell, Facts, Table, Tone, columns
 
 _VERSIONS = 5
 

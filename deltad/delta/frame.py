@@ -335,7 +335,7 @@ def _check_header(header: FrameHeader, layout: Layout, limits: Limits) -> None:
         raise LimitError("frame", expected=f"at most {limits.frame_plain_bytes} plain bytes", found=str(size))
     if header.coder in WHOLE and any(length != stored for length, stored in header.streams):
         name = coder_name(header.coder)
-        raise FormatError("frame", expected=f"streams of a {name} frame stored as they are", found="packed ones")
+        raise FormatError("frame", expected=f"streams of a {name} frame stored as they are", found="compressed ones")
     if len(header.check) != SUM_BYTES and (header.check or header.coder != Coder.BLIND):
         raise FormatError("frame", expected=f"a check of {SUM_BYTES} bytes", found=f"{len(header.check)} bytes")
     check_coding(header.coding, dtype)

@@ -255,6 +255,29 @@ async def test_a_restart_half_way_fetches_at_most_what_was_in_flight_again(tmp_p
             assert received - first.bytes <= restarts * (2 * connections * largest + 4096)
 
 
+async def test_what_a_pull_asked_for_stays_while_another_upstream_has_nothing_to_bring(tmp_path: Path) -> None:
+    first = Lineage(tensors=8, elements=8192).publish()
+    async with (
+        Upstream(tmp_path / "a") as upstream,
+        Upstream(tmp_path / "c") as bare,
+        ChaosProxy(upstream.port) as proxy,
+    ):
+        upstream.publish(first)
+        proxy.plan(*(Mishap(first.bytes // 2 + i, Fault.STALL) for i in range(2)))
+        async with Downstream(tmp_path / "b", proxy.url) as downstream:
+            await proxy.until_happened(1)
+            under_way = downstream.store.leases.oldest_work()
+            assert under_way is not None
+            other = downstream.another(bare.url)
+            running = asyncio.create_task(other.run())
+            assert await other.pull_once(RUN, 10) is True
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            assert downstream.store.leases.oldest_work() == under_way
+            proxy.plan()
+            await downstream.reaches(first.version)
+
+
 @pytest.mark.parametrize("seed", range(6))
 async def test_whatever_happens_to_the_bytes_only_the_true_ones_are_kept(tmp_path: Path, seed: int) -> None:
     lineage = Lineage(tensors=2, seed=seed)

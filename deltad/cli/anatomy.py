@@ -6,14 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deltad.cli.layouts import layout_blocks
-<<<<<<< HEAD
-from deltad.cli.objects import Chunk, Found, coder_name
-from deltad.delta.coding import Coder
-=======
 from deltad.cli.objects import Chunk, Found
-from deltad.cli.output import Block, Cell, Facts, Line, Table, columns, count, percent, size, when
 from deltad.delta.coding import Coder, coder_name
->>>>>>> tidy
 from deltad.delta.frame import FrameHeader
 from deltad.delta.layout import Layout
 from deltad.delta.manifest import ChunkPage, ChunkRef, Manifest, State

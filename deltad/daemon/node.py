@@ -413,7 +413,7 @@ def _collect_reply(collected: Collected) -> CollectReply:
         objects=tuple(map(_explanation, shown)),
         kept_objects=len(kept),
         dropped_objects=len(dropped),
-        dropped_bytes=sum(found.bytes for found in dropped),
+        dropped_bytes=collected.freed_bytes,
     )
 
 

@@ -202,7 +202,7 @@ async def test_an_object_that_shrinks_while_it_is_sent_is_cut_off_and_never_look
     reader, writer = await asyncio.open_unix_connection(str(daemon.socket))
     writer.write(f"GET /v1/objects/{digest.hex()} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
     await reader.readuntil(b"\r\n\r\n")
-    os.truncate(daemon.store.extent(digest).path, 32 << 20)
+    os.truncate(daemon.store.objects.extent(digest).path, 32 << 20)
     received = 0
     try:
         while piece := await reader.read(1 << 20):

@@ -39,9 +39,9 @@ ROOT = Path(__file__).parents[2]
 def test_an_object_is_read_back_by_its_digest_and_stored_once(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "s")
     digest = store.put(b"frames")
-    inode = store.extent(digest).path.stat().st_ino
+    inode = store.objects.extent(digest).path.stat().st_ino
     assert store.put(b"frames") == digest == sha256(b"frames")
-    assert store.extent(digest).path.stat().st_ino == inode
+    assert store.objects.extent(digest).path.stat().st_ino == inode
     assert store.read(digest) == b"frames"
     assert store.size(digest) == 6
     assert store.has(digest)
@@ -172,9 +172,9 @@ def test_a_version_whose_objects_are_not_all_held_is_not_committed(tmp_path: Pat
     trainer = Trainer(tmp_path / "a")
     trainer.step(0)
     record = trainer.run.latest()
-    for missing in trainer.store.digests():
+    for missing in trainer.store.objects.sizes():
         other = Store.open(tmp_path / missing.hex())
-        for digest in trainer.store.digests():
+        for digest in trainer.store.objects.sizes():
             if digest != missing:
                 other.put(trainer.store.read(digest))
         with pytest.raises(NotFoundError):
@@ -188,7 +188,7 @@ def test_a_delta_whose_base_is_not_held_is_not_committed(tmp_path: Path) -> None
     trainer.step(0)
     trainer.step(1)
     other = Store.open(tmp_path / "b")
-    for digest in trainer.store.digests():
+    for digest in trainer.store.objects.sizes():
         other.put(trainer.store.read(digest))
     with pytest.raises(NotFoundError, match="an edge from a version that is held"):
         other.run(RUN).commit(trainer.run.latest().encode())

@@ -127,6 +127,7 @@ class StoreError(DeltadError):
 class StoreBusyError(StoreError):
     """Another daemon holds the store."""
 
+    retryable = True
     exit_code = 75
 
 

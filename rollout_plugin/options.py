@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from deltad.errors import UsageError
 from deltad.types import RunId, Variant, parse_daemon_name, parse_run, parse_variant
@@ -24,9 +26,15 @@ class Options:
     ready_file: Path | None
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(UsageError.exit_code, f"{self.prog}: error: {message}\n")
+
+
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
-    """Parse the command line. Exits with 2 and one line on standard error for anything malformed."""
-    parser = argparse.ArgumentParser(
+    """Parse the command line. Exits with 64 and one line on standard error for anything malformed."""
+    parser = _Parser(
         prog="python -m rollout_plugin",
         description="Serve a run's policy over HTTP, always at the newest version that the daemon offers: weights "
         "are patched in place, read back and verified while generation goes on. Logs JSON lines to standard error.",
@@ -35,7 +43,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--socket", type=Path, required=True, help="Unix socket of the daemon on this host")
     add("--run", required=True, help="run id")
     add("--variant", default="bf16", help="variant to serve (default: bf16)")
-    add("--name", required=True, help="name of this replica, unique in its run")
+    add("--name", required=True, help="name of this replica, unique at its daemon: a second living one is refused")
     add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where /v1/generate is served")
     add("--ready-file", type=Path, help="receives the URL once the first version is verified")
     given = parser.parse_args(arguments)

@@ -11,6 +11,7 @@ import itertools
 import random
 import threading
 import time
+import uuid
 from collections.abc import Callable
 
 import msgspec
@@ -79,7 +80,7 @@ class Replica:
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
         self._daemon = daemon
-        self._registration = RegisterRequest(name, run, variant, address)
+        self._registration = RegisterRequest(name, run, variant, address, boot=uuid.uuid4().hex)
         self._name = name
         self._serving = serving
         self._backend = backend

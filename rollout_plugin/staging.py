@@ -171,6 +171,13 @@ class Stager:
                 found="other names, dtypes or shapes",
                 hint="restart the replica: it loads the new model",
             )
+        if not passing and not _config(layout):
+            raise ReplicaError(
+                "layout of the target",
+                expected="the config.json that the engine was built from",
+                found="none",
+                hint="no engine can be built from it: publish a version with its config.json",
+            )
         if not passing and _config(layout) != _config(served):
             raise ReplicaError(
                 "layout of the target",

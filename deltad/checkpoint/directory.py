@@ -216,12 +216,20 @@ def open_checkpoint(directory: Path, *, publish_as: str = "source", limits: Limi
     return checkpoint
 
 
-def check_complete(directory: Path, *, limits: Limits = DEFAULT_LIMITS) -> Fingerprint:
-    """Judge a checkpoint by its index and headers alone, and return the state in which it is complete.
+def require_config(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError for a checkpoint without the config that an engine is built from."""
+    if not any(file.name == _CONFIG for file in checkpoint.layout.files):
+        raise _no_config(checkpoint.directory)
 
-    Raises what `open_checkpoint` raises for one that is not.
+
+def check_complete(directory: Path, *, limits: Limits = DEFAULT_LIMITS) -> Fingerprint:
+    """Judge a checkpoint by its index, headers and names alone, and return the state in which it is complete.
+
+    Raises what `open_checkpoint` and `require_config` raise for one that is not.
     """
     with _open_weights(directory, limits) as weights:
+        if not any(Path(stamp.name).name == _CONFIG for stamp in weights.state.files):
+            raise _no_config(directory)
         difference = weights.state.difference(fingerprint(directory, limits=limits))
         if difference:
             raise _changed(directory, difference)
@@ -415,6 +423,15 @@ def _with_alias(layout: Layout) -> Layout:
         msgspec.structs.replace(spec, alias_of=EMBEDDING) if spec.name == HEAD else spec for spec in layout.tensors
     )
     return Layout(layout.format, tensors, layout.files)
+
+
+def _no_config(directory: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{directory}",
+        expected=f"{_CONFIG} beside the weights, which every engine is built from",
+        found="none",
+        hint=f"copy the {_CONFIG} of the model there, or let the trainer write it (`save_pretrained` does)",
+    )
 
 
 def _changed(directory: Path, difference: str) -> CheckpointChangedError:

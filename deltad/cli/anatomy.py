@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deltad.cli.layouts import layout_blocks
-from deltad.cli.objects import Chunk, Found, coder_name
-from deltad.delta.coding import Coder
+from deltad.cli.objects import Chunk, Found
+from deltad.delta.coding import Coder, coder_name
 from deltad.delta.frame import FrameHeader
 from deltad.delta.layout import Layout
 from deltad.delta.manifest import ChunkPage, ChunkRef, Manifest, State

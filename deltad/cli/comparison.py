@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 
 from deltad.checkpoint.directory import Checkpoint, open_checkpoint
+from deltad.daemon.break_even import may_win, smaller_anchor
 from deltad.daemon.describe import coder_names
-from deltad.daemon.origin import BREAK_EVEN, check_same_model
+from deltad.daemon.origin import check_same_model
 from deltad.delta import FORMAT
 from deltad.delta.backend import Mode, choose
 from deltad.delta.codec import EdgeEncoder, sum_weights
@@ -79,12 +80,13 @@ def compare(old: Path, new: Path, publish_as: str, coder: str = AUTO) -> Compari
     with open_checkpoint(old, publish_as=publish_as) as base, open_checkpoint(new, publish_as=publish_as) as target:
         check_same_model(base.layout, target.layout, new, str(old))
         reason = why_anchor(base.layout, target.layout)
-        edge = _encode(target, None if reason else base, mode)
+        edge = _cut(_encoder(target, None if reason else base, mode))
         changed = edge.encoder.changed
         full_bytes = target.layout.weight_bytes
-        if not reason and edge.chunk_bytes > BREAK_EVEN * full_bytes:
-            reason = "so much changed that a delta is not worth its base"
-            edge = _encode(target, None, mode)
+        if not reason and may_win(edge.chunk_bytes, full_bytes):
+            density = int(changed.sum()) / max(sum(spec.lanes for spec in target.layout.tensors), 1)
+            reason = smaller_anchor(_encoder(target, None, mode), edge.chunk_bytes, density)
+            edge = _cut(_encoder(target, None, mode)) if reason else edge
         base.check_unchanged()
         target.check_unchanged()
     tensors = _tensor_diffs(target.layout, changed.tolist())
@@ -129,10 +131,13 @@ def _tie(alias_of: str) -> str:
     return f"tied to {alias_of}" if alias_of else "on its own"
 
 
-def _encode(target: Checkpoint, base: Checkpoint | None, mode: Mode) -> _Edge:
+def _encoder(target: Checkpoint, base: Checkpoint | None, mode: Mode) -> EdgeEncoder:
     backend, threads = choose(), default_threads()
     sums = None if base is None else sum_weights(base.layout, base, backend, threads=threads)
-    encoder = EdgeEncoder(target.layout, target, backend, base, sums, mode=mode, threads=threads)
+    return EdgeEncoder(target.layout, target, backend, base, sums, mode=mode, threads=threads)
+
+
+def _cut(encoder: EdgeEncoder) -> _Edge:
     return _Edge(encoder, tuple(chunk.ref for chunk in encoder.chunks()))
 
 

@@ -118,12 +118,22 @@ _PATH = click.Path(path_type=Path)
 
 
 def the_run(client: Client, run: RunId | None) -> RunId:
-    """The run that was named, or the daemon's only one. Raises NotFoundError or UsageError."""
+    """The run that was named, or the daemon's only one.
+
+    Raises NotFoundError or UsageError; where an upstream keeps its runs from the daemon, what is in the way.
+    """
     if run is not None:
         return run
+
+    from deltad.client.client import rebuild_error
+    from deltad.client.messages import ErrorReply
+
     view = client.status()
     runs = sorted(view.region.runs)
     if not runs:
+        for upstream in view.upstreams:
+            if upstream.error:
+                raise rebuild_error(ErrorReply(upstream.error_kind, upstream.error))
         raise NotFoundError(f"daemon {view.daemon}", expected="a run", found="none yet")
     if len(runs) > 1:
         raise UsageError(

@@ -16,7 +16,6 @@ from typing import BinaryIO
 import msgspec
 
 from deltad.checkpoint.foreign import recognise
-from deltad.delta.coding import Coder
 from deltad.delta.encoding import check_format, decode, sha256
 from deltad.delta.frame import FrameHeader
 from deltad.delta.layout import Layout, decode_layout
@@ -174,11 +173,6 @@ def _header(view: memoryview, at: int, limits: Limits) -> tuple[FrameHeader, int
     header = decode(FrameHeader, bytes(view[at : at + length]), what="frame header", limit=limits.frame_header_bytes)
     check_format(header.format, "frame")
     return header, at + length
-
-
-def coder_name(number: int) -> str:
-    """`blind`, `raw`, or the bare number of one that this build does not know."""
-    return Coder(number).name.lower() if number in set(Coder) else str(number)
 
 
 def builtins(value: object) -> object:

@@ -46,7 +46,8 @@ def publish(
     """Publish the complete checkpoint in DIR as the next version of a run.
 
     Returns when the version is durable. The same bytes under the same number again are no error and
-    change nothing; other bytes are refused, unless --new-epoch opens a new epoch.
+    change nothing; other bytes are refused, unless --new-epoch opens a new epoch. With --new-epoch only the
+    newest version itself changes nothing; all else opens one.
 
     \b
     Examples:
@@ -65,7 +66,8 @@ def publish(
         show_json(reply)
         return
     name = f"{reply.version.run}/{reply.version.version}"
-    said = "was published before with the same bytes; nothing changed" if reply.already else "is published"
+    same = "was published before with the same bytes; nothing changed" + (", no epoch was opened" if new_epoch else "")
+    said = same if reply.already else "is published"
     show([Line(f"{name} {said}"), version_facts(reply.version)])
 
 

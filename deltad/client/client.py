@@ -129,7 +129,7 @@ class Client:
         return data
 
     def register_replica(self, request: RegisterRequest) -> None:
-        """Announce a replica; replaces an earlier one of that name."""
+        """Announce a replica. Raises ConflictError where another one of that name lives; see `RegisterRequest`."""
         self._post(Nothing, "/v1/replicas", request)
 
     def next(self, replica: str, *, after: Version | str = "", wait: float = 0.0) -> NextReply:

@@ -150,7 +150,10 @@ class FleetView(msgspec.Struct, frozen=True):
 
 
 class UpstreamView(msgspec.Struct, frozen=True):
-    """A link to an upstream: whether it answers, what it does, in words, and what it moved so far."""
+    """A link to an upstream: whether it answers, what it does, in words, and what it moved so far.
+
+    `error` is what is in the way, if anything, and `error_kind` its kind as in `ErrorReply`.
+    """
 
     url: str
     up: bool
@@ -159,6 +162,7 @@ class UpstreamView(msgspec.Struct, frozen=True):
     bytes_received: int
     rate: float
     error: str = ""
+    error_kind: str = ""
 
 
 class StatusView(msgspec.Struct, frozen=True):
@@ -181,7 +185,10 @@ class StatusView(msgspec.Struct, frozen=True):
 
 
 class PublishRequest(msgspec.Struct, frozen=True):
-    """Publish a checkpoint directory. Without `number`, it is taken from the directory's name."""
+    """Publish a checkpoint directory. Without `number`, it is taken from the directory's name.
+
+    `new_epoch` opens the next epoch, unless the newest version is this very one.
+    """
 
     directory: str
     number: int | None = None
@@ -276,12 +283,18 @@ class CollectReply(msgspec.Struct, frozen=True):
 
 
 class RegisterRequest(msgspec.Struct, frozen=True):
-    """A replica announces itself. Registering a name again replaces the earlier registration."""
+    """A replica announces itself. `boot` names its process, which may register again at any time.
+
+    Another process of the same name is refused while the first one lives: until it unregistered, hung up in
+    the midst of asking for what to do, or was silent for long. One at the same address takes over at once, since
+    two living ones cannot share it.
+    """
 
     replica: str
     run: str
     variant: str
     address: str = ""
+    boot: str = ""
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from deltad.client.messages import Step, VersionInfo
 from deltad.daemon.notes import Note
-from deltad.delta.coding import Coder
+from deltad.delta.coding import coder_name
 from deltad.delta.record import VersionRecord
 from deltad.store.path import Hop
 from deltad.store.runs import RunStore
@@ -44,7 +44,7 @@ def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note) 
 
 def coder_names(coders: Sequence[int]) -> str:
     """`blind+context`: the coders of an edge, in words."""
-    return "+".join(Coder(coder).name.lower() for coder in coders)
+    return "+".join(map(coder_name, coders))
 
 
 def describe_step(run: RunStore, hop: Hop, variant: str) -> Step:

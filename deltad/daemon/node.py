@@ -37,6 +37,7 @@ from deltad.config import Config
 from deltad.daemon.keeping import Keeper
 from deltad.daemon.notes import Note
 from deltad.daemon.origin import Origin, Published, PublishOptions
+from deltad.daemon.remarks import Remarks
 from deltad.daemon.versions import Versions
 from deltad.delta.backend.choice import Candidates, candidates, probe
 from deltad.delta.backend.fallback import Switch
@@ -94,6 +95,7 @@ class Node:
         self.pullers = [self._puller(i) for i in range(len(config.upstreams))]
         self.unwell: dict[str, str] = {}
         """Parts that are not well now, each with the reason, for readiness."""
+        self.remarks = Remarks()
         self._activities: dict[RunId, str] = {}
         self._runs: dict[RunId, Versions] = {}
         self._origins: dict[RunId, Origin] = {}
@@ -193,6 +195,8 @@ class Node:
         directory = Path(request.directory)
         if not directory.is_absolute():
             raise UsageError(f"directory {request.directory[:200]!r}", expected="an absolute path")
+        if not await asyncio.to_thread(directory.exists):
+            raise NotFoundError(f"{directory}", expected="a checkpoint directory", found="nothing of that name")
         number = self._number(run, directory) if request.number is None else request.number
         if number < 0:
             raise UsageError(f"version number {number}", expected="0 or more")
@@ -361,9 +365,13 @@ class Node:
         shutil.rmtree(self.store.exports() / parse_daemon_name(replica), ignore_errors=True)
 
     def _activity(self, run: RunId) -> str:
+        latest = self.versions_of(run).records.latest()
+        remark = self.remarks.about(run, None if latest is None else latest.version)
         if run in self._activities:
-            return self._activities[run]
-        return "; ".join(activity for puller in self.pullers if (activity := puller.activity(run)))
+            doing = [self._activities[run]]
+        else:
+            doing = [puller.activity(run) for puller in self.pullers]
+        return "; ".join(part for part in (*doing, remark) if part)
 
     def _version(self, versions: Versions, text: str) -> Version:
         if text:
@@ -405,7 +413,7 @@ def _collect_reply(collected: Collected) -> CollectReply:
         objects=tuple(map(_explanation, shown)),
         kept_objects=len(kept),
         dropped_objects=len(dropped),
-        dropped_bytes=sum(found.bytes for found in dropped),
+        dropped_bytes=collected.freed_bytes,
     )
 
 

@@ -19,8 +19,9 @@ import structlog
 
 from deltad.checkpoint.aligned import Aligned
 from deltad.checkpoint.baseline import keep_baseline, open_baseline
-from deltad.checkpoint.directory import Checkpoint, open_checkpoint
+from deltad.checkpoint.directory import Checkpoint, open_checkpoint, require_config
 from deltad.client.messages import Seconds
+from deltad.daemon.break_even import may_win, smaller_anchor
 from deltad.delta import FORMAT
 from deltad.delta.backend import Backend, Mode
 from deltad.delta.codec import EdgeEncoder, sum_weights
@@ -36,9 +37,6 @@ from deltad.store.store import Store
 from deltad.types import RunId, Variant, Version
 
 log = structlog.get_logger()
-
-BREAK_EVEN = 0.8
-"""A delta above this share of the full weights is not worth its base: an anchor is cut instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +55,16 @@ class Published:
 class PublishOptions(TypedDict, total=False):
     """How to publish.
 
-    `identity`: the caller's own name for the version. `new_epoch`: bytes that contradict what was
-    published open the next epoch instead of being refused. `if_changed`: weights equal to the newest
+    `identity`: the caller's own name for the version. `new_epoch`: open the next epoch, unless the newest version
+    is this very one. `epoch_on_conflict`: bytes that contradict what was published open the next epoch instead
+    of being refused; those that were published before do not. `if_changed`: weights equal to the newest
     version's are that version again. `settle`: seconds that the checkpoint was waited for. `coding`: how a
     delta is to be coded.
     """
 
     identity: str
     new_epoch: bool
+    epoch_on_conflict: bool
     if_changed: bool
     settle: float
     coding: ModeChoice
@@ -105,12 +105,17 @@ class Origin:
             self._store.leases.work(f"the publish of {self._run.run}"),
             open_checkpoint(directory, publish_as=self._publish_as, limits=self._store.limits) as checkpoint,
         ):
+            require_config(checkpoint)
             latest = self._run.latest()
             version = Version(latest.version.epoch if latest else 1, number)
+            new_epoch = how.get("new_epoch", False)
             if latest is not None and number <= latest.version.number:
-                known = self._same_as_known(checkpoint, version, new_epoch=how.get("new_epoch", False))
-                if known is not None:
+                may_open = new_epoch or how.get("epoch_on_conflict", False)
+                known = self._same_as_known(checkpoint, version, new_epoch=may_open)
+                if known is not None and (known == latest or not new_epoch):
                     return Published(known, already=True, seconds=Seconds())
+                new_epoch = True
+            if latest is not None and new_epoch:
                 version = Version(version.epoch + 1, number)
             coding = how.get("coding", UNMEASURED)
             record = self._encode(checkpoint, version, latest, how.get("identity", ""), coding.mode)
@@ -194,8 +199,10 @@ class Origin:
             manifest = self._delta_from_any_baseline(checkpoint, version, latest, mode)
         except (IntegrityError, NotFoundError) as error:
             return self._anchor(checkpoint, version, f"the baseline cannot be rebuilt: {error}")
-        if manifest.chunk_bytes > BREAK_EVEN * checkpoint.layout.weight_bytes:
-            return self._anchor(checkpoint, version, f"density {manifest.density:.2f} is above the break-even")
+        if may_win(manifest.chunk_bytes, checkpoint.layout.weight_bytes):
+            trial = self._anchor_encoder(checkpoint)
+            if reason := smaller_anchor(trial, manifest.chunk_bytes, manifest.density):
+                return self._anchor(checkpoint, version, reason)
         return manifest
 
     def _delta_from_any_baseline(
@@ -231,10 +238,12 @@ class Origin:
 
     def _anchor(self, checkpoint: Checkpoint, version: Version, reason: str) -> Manifest:
         log.info("anchor_cut", run=self._run.run, version=str(version), reason=reason)
-        encoder = EdgeEncoder(
+        return self._store_edge(self._anchor_encoder(checkpoint), EdgeKind.ANCHOR, version, None, reason)
+
+    def _anchor_encoder(self, checkpoint: Checkpoint) -> EdgeEncoder:
+        return EdgeEncoder(
             checkpoint.layout, checkpoint, self._backend, limits=self._store.limits, threads=self._threads
         )
-        return self._store_edge(encoder, EdgeKind.ANCHOR, version, None, reason)
 
     def _store_edge(
         self, encoder: EdgeEncoder, kind: EdgeKind, version: Version, base: State | None, reason: str

@@ -10,6 +10,7 @@ import structlog
 from deltad.config import WatchConfig
 from deltad.daemon.node import Node
 from deltad.errors import DeltadError, StoreError, UnavailableError
+from deltad.types import Version
 from deltad.watch.watcher import Candidate, DirectoryWatcher
 
 log = structlog.get_logger()
@@ -20,20 +21,27 @@ LAST_RETRY = 30.0
 
 async def watch(node: Node, config: WatchConfig) -> None:
     """Publish every settled checkpoint of one watched directory, in order, for as long as it is awaited."""
-    latest = node.versions_of(config.run).records.latest()
-    after = None if latest is None else latest.version.number
+
+    def newest() -> int | None:
+        version = _newest(node, config)
+        return None if version is None else version.number
 
     def refuse(directory: Path, error: DeltadError) -> None:
-        node.metrics.checkpoint_refused(config.run, error)
-        log.warning("checkpoint_refused", run=config.run, directory=str(directory), error=str(error))
+        _refuse(node, config, error, directory=str(directory))
+
+    def be_there(there: bool) -> None:
+        node.remarks.is_there(config.run, config.directory, there)
+        write, event = (log.info, "directory_appeared") if there else (log.warning, "directory_missing")
+        write(event, run=config.run, directory=str(config.directory))
 
     watcher = DirectoryWatcher(
         config.directory,
         config.pattern,
         quiet=config.quiet,
         rescan=config.rescan,
-        after=after,
+        newest=newest,
         on_refused=refuse,
+        on_there=be_there,
         limits=node.limits,
     )
     async for candidate in watcher:
@@ -49,19 +57,20 @@ async def _publish(node: Node, config: WatchConfig, candidate: Candidate) -> Non
                 config.run,
                 candidate.directory,
                 _number(node, config, candidate),
-                new_epoch=config.on_conflict == "new_epoch",
+                epoch_on_conflict=config.on_conflict == "new_epoch",
                 if_changed=candidate.counted,
                 settle=candidate.settle,
             )
             node.unwell.pop(part, None)
             return
         except DeltadError as error:
-            node.metrics.checkpoint_refused(config.run, error)
-            log.warning("checkpoint_refused", run=config.run, number=candidate.number, error=str(error))
             if not isinstance(error, (StoreError, UnavailableError)):
+                _refuse(node, config, error, number=candidate.number)
                 # Only another checkpoint can help; the watcher brings that one when it comes.
                 node.unwell.pop(part, None)
                 return
+            node.metrics.checkpoint_refused(config.run, error)
+            log.warning("checkpoint_refused", run=config.run, number=candidate.number, error=str(error))
             node.unwell[part] = str(error)
         await asyncio.sleep(delay)
         delay = min(2 * delay, LAST_RETRY)
@@ -69,7 +78,19 @@ async def _publish(node: Node, config: WatchConfig, candidate: Candidate) -> Non
 
 def _number(node: Node, config: WatchConfig, candidate: Candidate) -> int:
     """The trainer's number or, where it has none, the next one, whoever published last."""
-    latest = node.versions_of(config.run).records.latest()
-    if not candidate.counted or latest is None:
+    newest = _newest(node, config)
+    if not candidate.counted or newest is None:
         return candidate.number
-    return max(candidate.number, latest.version.number + 1)
+    return max(candidate.number, newest.number + 1)
+
+
+def _newest(node: Node, config: WatchConfig) -> Version | None:
+    latest = node.versions_of(config.run).records.latest()
+    return None if latest is None else latest.version
+
+
+def _refuse(node: Node, config: WatchConfig, error: DeltadError, **which: object) -> None:
+    """A checkpoint is not published: counted, logged, and told in the status. The daemon stays ready."""
+    node.metrics.checkpoint_refused(config.run, error)
+    node.remarks.refused(config.run, error, _newest(node, config))
+    log.warning("checkpoint_refused", run=config.run, error=str(error), **which)

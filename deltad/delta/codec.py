@@ -44,7 +44,6 @@ __all__ = [
     "EncodedChunk",
     "Patch",
     "Weights",
-    "apply_chunk",
     "apply_chunks",
     "apply_patch",
     "frame_patches",
@@ -281,13 +280,6 @@ def _write_patch(patch: Patch, target: Lanes, spec: TensorSpec, backend: Backend
         target[patch.index] = new
         return old, sum_changes(patch.index, old, new, seed)
     return backend.apply(target, Changes(patch.index, patch.values), spec.type, seed)
-
-
-def apply_chunk(
-    data: bytes, layout: Layout, target: Weights, sums: U64, backend: Backend, *, limits: Limits = DEFAULT_LIMITS
-) -> None:
-    """`apply_chunks` for one chunk, in the caller's thread."""
-    apply_chunks([data], layout, target, sums, backend, limits=limits)
 
 
 def apply_chunks(

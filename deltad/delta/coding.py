@@ -85,6 +85,11 @@ class Coding:
         return bool(self.marked >> index & 1)
 
 
+def coder_name(number: int) -> str:
+    """`blind`, `raw`, or the bare number of one that this build does not know."""
+    return Coder(number).name.lower() if number in CODERS else str(number)
+
+
 def exponents(dtype: DType) -> int:
     """How many exponents a lane can have; 0 for a dtype that has none and is never coded by context."""
     if dtype.name not in MANTISSA_BITS:
@@ -97,13 +102,13 @@ def check_coding(coding: Coding, dtype: DType) -> None:
     if not 0 <= coding.changed <= coding.lanes:
         raise FormatError("frame", expected=f"0 to {coding.lanes} changes", found=str(coding.changed))
     if coding.coder in WHOLE and coding.changed != coding.lanes:
-        name = coding.coder.name.lower()
+        name = coder_name(coding.coder)
         raise FormatError(
             "frame", expected=f"all {coding.lanes} lanes changed in a {name} frame", found=f"{coding.changed}"
         )
     if coding.coder is not Coder.CONTEXT:
         if (coding.small, coding.starts, coding.marked) != (0, (), 0):
-            raise FormatError("frame", expected=f"no classes in a {coding.coder.name.lower()} frame", found="some")
+            raise FormatError("frame", expected=f"no classes in a {coder_name(coding.coder)} frame", found="some")
         return
     top = exponents(dtype)
     starts, small = coding.starts, coding.small

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from deltad.delta.backend import UNSIGNED, Backend, Lanes, Mode, Positions
 from deltad.delta.codec import DELTA_FRAME_BYTES, Patch, frame_patches
-from deltad.delta.coding import WHOLE, Coder
+from deltad.delta.coding import WHOLE, Coder, coder_name
 from deltad.delta.difference import compose, inverse, join
 from deltad.delta.digest import pack_sums, unpack_sums, zero_sum
 from deltad.delta.emit import ChunkBuilder, EncodedChunk, FrameWriter, WrittenFrame, cut_segments, halves
@@ -105,7 +105,7 @@ def _invert(delta: StoredDelta, writer: FrameWriter) -> Iterator[WrittenFrame]:
             raise FormatError(
                 "delta to invert",
                 expected="frames of the blind coder alone",
-                found=f"a {Coder(header.coder).name.lower()} frame",
+                found=f"a {coder_name(header.coder)} frame",
                 hint="transcode it beside its base, or compare the weights themselves",
             )
         region = _Region(header.rects, writer.layout)

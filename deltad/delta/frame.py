@@ -26,7 +26,7 @@ import zstandard
 
 from deltad.delta import FORMAT
 from deltad.delta.backend import Stream
-from deltad.delta.coding import CODERS, FRAME_LANES, WHOLE, Coder, Coding, check_coding, check_lengths
+from deltad.delta.coding import CODERS, FRAME_LANES, WHOLE, Coder, Coding, check_coding, check_lengths, coder_name
 from deltad.delta.digest import SUM_BYTES
 from deltad.delta.encoding import check_format, decode, encode
 from deltad.delta.layout import Layout, TensorSpec
@@ -334,8 +334,8 @@ def _check_header(header: FrameHeader, layout: Layout, limits: Limits) -> None:
     if size > limits.frame_plain_bytes:
         raise LimitError("frame", expected=f"at most {limits.frame_plain_bytes} plain bytes", found=str(size))
     if header.coder in WHOLE and any(length != stored for length, stored in header.streams):
-        name = Coder(header.coder).name.lower()
-        raise FormatError("frame", expected=f"streams of a {name} frame stored as they are", found="packed ones")
+        name = coder_name(header.coder)
+        raise FormatError("frame", expected=f"streams of a {name} frame stored as they are", found="compressed ones")
     if len(header.check) != SUM_BYTES and (header.check or header.coder != Coder.BLIND):
         raise FormatError("frame", expected=f"a check of {SUM_BYTES} bytes", found=f"{len(header.check)} bytes")
     check_coding(header.coding, dtype)

@@ -113,12 +113,20 @@ class Fleet:
 
     # Replicas at this daemon.
 
-    def register(self, request: RegisterRequest, now: float) -> None:
-        """Take a replica in; one of the same name is replaced and starts anew. Raises UsageError, LimitError."""
+    def register(self, request: RegisterRequest, now: float, *, hung_up: bool = False) -> None:
+        """Take a replica in; an earlier registration of its name is replaced, and it starts anew.
+
+        `hung_up`: whether the one that has the name was cut off in the midst of a question, as a process that
+        ended is. Raises UsageError, LimitError, and ConflictError while another process of that name lives.
+        """
         parse_daemon_name(request.replica)
         parse_run(request.run)
         parse_variant(request.variant)
         _check_text("address", request.address)
+        _check_text("boot", request.boot)
+        known = self._replicas.get(request.replica)
+        if known is not None and not hung_up and now - known.heard <= self.quiet_for:
+            _check_lineage(known.registration, request, self.quiet_for)
         if request.replica not in self._replicas and len(self._replicas) >= _REPLICAS:
             raise LimitError(f"replica {request.replica}", expected=f"at most {_REPLICAS} replicas at one daemon")
         report = ReplicaReport(
@@ -356,6 +364,18 @@ def _without_versions(report: RegionReport) -> RegionReport:
 def _check_text(what: str, text: str) -> None:
     if len(text) > _TEXT:
         raise UsageError(what, expected=f"at most {_TEXT} characters", found=f"{len(text)}")
+
+
+def _check_lineage(known: RegisterRequest, request: RegisterRequest, quiet_for: float) -> None:
+    """Raises ConflictError unless a living replica's name is taken over by its own process, or at its own address."""
+    if request.boot == known.boot or (request.address and request.address == known.address):
+        return
+    raise ConflictError(
+        f"replica {request.replica} at {request.address or 'no address'}",
+        expected="a name of its own for each replica",
+        found=f"another one of that name, at {known.address or 'no address'}",
+        hint=f"rename one of them; a process that was killed loses the name after {quiet_for:g} s of silence",
+    )
 
 
 def _check_state(request: StateRequest) -> None:

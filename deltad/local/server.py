@@ -88,6 +88,8 @@ class LocalServer:
         self._clock = clock
         self._progress = progress_seconds
         self._draining = False
+        self._polls: dict[str, web.Request] = {}
+        """Questions that are open, by replica, and those whose connection was cut."""
 
     def app(self) -> web.Application:
         """The application. Shutting it down answers all long polls at once."""
@@ -248,7 +250,10 @@ class LocalServer:
 
     async def _register(self, request: web.Request) -> web.StreamResponse:
         _query(request)
-        self._fleet.register(await self._body(request, RegisterRequest), self._clock())
+        body = await self._body(request, RegisterRequest)
+        poll = self._polls.get(body.replica)
+        self._fleet.register(body, self._clock(), hung_up=poll is not None and poll.transport is None)
+        self._polls.pop(body.replica, None)
         self._announcements.announce()
         return _done()
 
@@ -266,10 +271,13 @@ class LocalServer:
         found = None
         while found is None:
             self._fleet.heard(replica, self._clock())
+            self._polls[replica] = request
             left = ends - self._clock()
             found = await self._wait(anything, min(max(left, 0.0), self._fleet.quiet_for / 3))
             if self._clock() >= ends or self._draining or request.transport is None:
                 break
+        if request.transport is not None and self._polls.get(replica) is request:
+            del self._polls[replica]
         return _json(found or NextReply())
 
     async def _report_state(self, request: web.Request) -> web.StreamResponse:

@@ -46,10 +46,12 @@ _HEADERS = {
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """The body of /readyz. Ready is the absence of reasons."""
+    """The body of /readyz. Ready is the absence of reasons. `doing`: what each run does or waits for, in words;
+    a refused checkpoint is told there, and does not make a daemon unready."""
 
     ready: bool
     reasons: tuple[str, ...] = ()
+    doing: dict[str, str] = {}
 
 
 def health_app(
@@ -62,7 +64,8 @@ def health_app(
 
     async def readyz(request: web.Request) -> web.StreamResponse:
         found = tuple(reasons())
-        body = msgspec.json.encode(Readiness(not found, found))
+        doing = {run: held.activity for run, held in status().region.runs.items() if held.activity}
+        body = msgspec.json.encode(Readiness(not found, found, doing))
         return web.Response(body=body, status=503 if found else 200, content_type="application/json")
 
     async def exposition(request: web.Request) -> web.StreamResponse:

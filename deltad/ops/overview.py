@@ -119,10 +119,15 @@ def _regions(regions: list[RegionView]) -> Table:
         if not report.runs:
             rows.append((report.daemon, "–", "–", "–", "–", pulls, heard))
         for name, run in sorted(report.runs.items()):
-            proven = sum(replica.state in PROVEN and bool(replica.root) for replica in run.replicas)
+            proven = sum(_is_at_newest(replica) for replica in run.replicas)
             verified = f"{proven} of {len(run.replicas)}" if run.replicas else "–"
             rows.append((report.daemon, name, run.latest or "–", run.activity or "idle", verified, pulls, heard))
     return Table("regions", columns("region", "run", "latest", "doing", ">verified", ">pulls at", ">heard"), rows)
+
+
+def _is_at_newest(replica: ReplicaReport) -> bool:
+    """Whether a replica was read back at the newest version that is known where the status is asked for."""
+    return replica.state in PROVEN and bool(replica.root) and not replica.staleness
 
 
 def _age(region: RegionView) -> Cell:

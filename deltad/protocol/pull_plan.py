@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from deltad.delta.coding import CODERS, Coder
+from deltad.delta.coding import CODERS, coder_name
 from deltad.delta.encoding import sha256
 from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import Manifest, PageRef, decode_manifest, decode_page
@@ -319,5 +319,4 @@ def check_coders(manifest: Manifest, coders: frozenset[int]) -> None:
 
 
 def _named(coders: Iterable[int]) -> str:
-    names = {int(coder): coder.name.lower() for coder in Coder}
-    return ", ".join(f"{coder} ({names[coder]})" if coder in names else str(coder) for coder in sorted(coders))
+    return ", ".join(f"{coder} ({coder_name(coder)})" if coder in CODERS else str(coder) for coder in sorted(coders))

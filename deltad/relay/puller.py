@@ -148,11 +148,14 @@ class Puller:
         try:
             async with asyncio.timeout(wait):
                 await self._begun.wait()
-                pull, trouble = self._add(run), None
+                trouble = None
                 while True:
                     self._rouse()
                     try:
-                        target = await pull.look()
+                        # A name that nobody has, such as a typo, is not followed from here on.
+                        if run not in self._pulls and run not in await self._client.runs():
+                            return True
+                        target = await self._add(run).look()
                         break
                     except (DeniedError, ConfigError) as error:
                         self.note_failure(error)
@@ -185,6 +188,7 @@ class Puller:
             rate=self.link.rate(now),
             # The view has the URL beside it, and so has whoever shows it.
             error="" if error is None else str(error).removeprefix(f"{self.url}: "),
+            error_kind="" if error is None else error.kind,
         )
 
     def activity(self, run: RunId) -> str:

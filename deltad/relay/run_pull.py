@@ -140,6 +140,7 @@ class RunPull:
         self._rng = rng
         self._holdings = StoreHoldings(store, self._run_store)
         self.pull = Pull(run, client.url, self._holdings, rng=rng, policy=policy, limits=limits)
+        self._work = f"the pull of {run} from {client.url}"  # further upstreams may bring the same run
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._accounts: dict[Version, _Account] = {}
@@ -195,7 +196,7 @@ class RunPull:
             while True:
                 self._wake.clear()
                 # What it asks the store for from now on stays there until it has come to its end.
-                self._store.leases.set_work(f"the pull of {self.run_id}", running=self.pull.busy)
+                self._store.leases.set_work(self._work, running=self.pull.busy)
                 until: float | None = None
                 for decision in self.pull.decide(_now()):
                     if isinstance(decision, Wait):
@@ -206,7 +207,7 @@ class RunPull:
                     async with asyncio.timeout_at(until):
                         await self._wake.wait()
         finally:
-            self._store.leases.set_work(f"the pull of {self.run_id}", running=False)
+            self._store.leases.set_work(self._work, running=False)
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)

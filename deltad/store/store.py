@@ -26,7 +26,7 @@ from deltad.store.disk import (
 )
 from deltad.store.leases import Leases
 from deltad.store.objects import ObjectReader, ObjectStore
-from deltad.store.packs import Extent, Packs
+from deltad.store.packs import Packs
 from deltad.store.runs import RunStore
 from deltad.types import Digest, RunId, parse_run
 
@@ -107,10 +107,6 @@ class Store:
         """Open an object to read it piece by piece, unchecked. Raises NotFoundError or StoreError."""
         return self.objects.open(digest)
 
-    def extent(self, digest: Digest) -> Extent:
-        """Where an object's bytes are on disk at this moment. Raises NotFoundError."""
-        return self.objects.extent(digest)
-
     def put(self, data: bytes) -> Digest:
         """Store an object that is no chunk; durable on return. Raises StoreFullError or StoreError."""
         return self.objects.put(data)
@@ -118,10 +114,6 @@ class Store:
     def put_chunk(self, data: bytes) -> Digest:
         """Store a chunk, behind the one that was stored last; durable on return. Raises like `put`."""
         return self.objects.put_chunk(data)
-
-    def digests(self) -> list[Digest]:
-        """All objects that are held."""
-        return list(self.objects.sizes())
 
     def runs(self) -> list[RunId]:
         """The runs that have at least one version here."""

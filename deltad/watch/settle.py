@@ -5,9 +5,10 @@ where each version has a directory of its own, when a newer complete one was beg
 change between two looks.
 
 Owns three invariants. Nothing is offered that is not settled. Nothing is offered twice in the same state.
-Numbers are offered in ascending order, but for one case: a directory that is written again after its number
-was offered is offered again, and the order goes on from there; whoever publishes decides what a second
-content under a number means.
+No number is offered below one that was published from here, but for one case: a directory that is written again
+after its number was offered is offered again, and the order goes on from what is published then; whoever
+publishes decides what a second content under a number means. A number that was offered and not published
+holds up nobody.
 """
 
 from __future__ import annotations
@@ -69,25 +70,27 @@ class Settling:
     """Follows looks at a watched directory. Times are seconds on any clock that does not jump.
 
     `quiet`: how long a complete checkpoint must stand still. `recheck`: how often one that was refused is
-    checked again in the same state, since a file system may fail for a while. `after`: the newest number
-    that was published already; what is there at the first look with such a number is taken as that.
-    `numbered`: whether each version has a directory of its own, so that a number may come too late.
+    checked again in the same state, since a file system may fail for a while. `newest`: the number of the run's
+    newest version, whoever published it; to be set anew before anything is asked for. What is there at the
+    first look with such a number or a lower one is taken as published. `numbered`: whether each version has a
+    directory of its own, so that a number may come too late.
     """
 
     quiet: float
     recheck: float
-    after: int | None = None
+    newest: int | None = None
     numbered: bool = True
     _watched: dict[str, _Watched] = field(default_factory=dict)
     _offered: set[int] = field(default_factory=set)
     _numbers: set[int] = field(default_factory=set)
     _reported: set[int] = field(default_factory=set)
-    _last: int | None = None
+    _after: int | None = None
+    """The newest number when the watch began."""
     _overwritten: Fingerprint | None = None
     _looked: bool = False
 
     def __post_init__(self) -> None:
-        self._last = self.after
+        self._after = self.newest
 
     def look(self, sightings: Iterable[Sighting], now: float) -> list[Sighting]:
         """Take in all that one look found; returns those whose completeness is to be checked now."""
@@ -125,12 +128,11 @@ class Settling:
             sighting = known.sighting
             number = sighting.number
             if number is None:
-                number = 1 if self._last is None else self._last + 1
+                number = 1 if self.newest is None else self.newest + 1
             elif self._is_late(number):
                 self._refuse_late(known)
                 continue
             known.done = True
-            self._last = number
             self._overwritten = sighting.fingerprint
             self._numbers.add(number)
             self._remember(number, sighting.fingerprint)
@@ -182,13 +184,16 @@ class Settling:
         )
 
     def _is_published(self, sighting: Sighting) -> bool:
-        return self.after is not None and sighting.number is not None and sighting.number <= self.after
+        return self._after is not None and sighting.number is not None and sighting.number <= self._after
 
     def _is_late(self, number: int) -> bool:
-        """Whether a higher number was offered, and this one is new and not one that is written again."""
-        if not self.numbered or self._last is None or number >= self._last:
+        """Whether a higher number from here was published, and this one is new and not one that is written again.
+
+        Where the newest came from elsewhere, whoever publishes decides what a lower one means.
+        """
+        if not self.numbered or self.newest is None or number >= self.newest or self.newest not in self._numbers:
             return False
-        return number not in self._numbers and (self.after is None or number > self.after)
+        return number not in self._numbers and (self._after is None or number > self._after)
 
     def _was_offered(self, sighting: Sighting) -> bool:
         if sighting.number is None:
@@ -204,7 +209,7 @@ class Settling:
         self._remember(known.sighting.number, known.sighting.fingerprint)
         known.error = CheckpointError(
             known.sighting.path,
-            expected=f"a number above {self._last}, which was there before",
+            expected=f"a number above {self.newest}, which was published before",
             found=f"{known.sighting.number}, complete only now",
             hint="it came too late and is skipped",
         )

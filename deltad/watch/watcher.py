@@ -53,9 +53,11 @@ class DirectoryWatcher:
     """Iterate it with `async for` to get each settled checkpoint once, in ascending order of number.
 
     A directory that is written again after its number was handed out is handed out again in its new state.
-    `pattern` is as in `deltad.watch.pattern`; `quiet` and `rescan` are seconds; `after` is the newest number
-    that needs no publishing. `on_refused` is told of each checkpoint that stands still and cannot be
-    published, once for each state of it, and of a watched directory that cannot be read.
+    `pattern` is as in `deltad.watch.pattern`; `quiet` and `rescan` are seconds; `newest` tells the number of the
+    run's newest version, and is asked again and again, since others may publish too. `on_refused` is told of
+    each checkpoint that stands still and cannot be published, once for each state of it, and of a watched
+    directory that cannot be read. `on_there` is told when the watched directory is found missing (False), and
+    when it has appeared after that (True).
 
     Raises UsageError for a pattern that is none.
     """
@@ -67,19 +69,23 @@ class DirectoryWatcher:
         *,
         quiet: float,
         rescan: float,
-        after: int | None = None,
+        newest: Callable[[], int | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         on_refused: Callable[[Path, DeltadError], None] | None = None,
+        on_there: Callable[[bool], None] = lambda there: None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._directory = directory
         self._pattern: Pattern = parse_pattern(pattern)
         self._rescan = rescan
         self._clock = clock
+        self._newest = newest
         self._on_refused = on_refused or _log_refusal
+        self._on_there = on_there
         self._limits = limits
-        self._settling = Settling(quiet=quiet, recheck=rescan, after=after, numbered=self._pattern.numbered)
+        self._settling = Settling(quiet=quiet, recheck=rescan, newest=newest(), numbered=self._pattern.numbered)
         self._was_there = False
+        self._is_missing = False
         self._trouble = ""
 
     async def __aiter__(self) -> AsyncIterator[Candidate]:
@@ -106,6 +112,9 @@ class DirectoryWatcher:
                 self._on_refused(self._directory, error)
             return
         self._trouble = ""
+        if (sightings is None) != self._is_missing:
+            self._is_missing = sightings is None
+            self._on_there(not self._is_missing)
         if sightings is None and not self._was_there:
             return
         self._was_there = True
@@ -127,6 +136,7 @@ class DirectoryWatcher:
 
     def _next_candidate(self) -> Candidate | None:
         now = self._clock()
+        self._settling.newest = self._newest()
         settled = self._settling.next_settled(now)
         if settled is None:
             return None

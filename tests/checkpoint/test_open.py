@@ -94,9 +94,11 @@ def test_a_checkpoint_in_a_subfolder_of_its_step_is_found(tmp_path: Path, folder
     (tmp_path / "actor").mkdir()
     (tmp_path / "actor" / "model_world_size_1_rank_0.pt").write_bytes(b"pickle")
     write_single(tmp_path / folder, {"x": bf16(4)})
+    (tmp_path / folder / "config.json").write_text("{}")
     with open_checkpoint(tmp_path) as checkpoint:
         assert checkpoint.directory == tmp_path
-        assert [stamp.name for stamp in checkpoint.fingerprint.files] == [f"{folder}/model.safetensors"]
+        names = [f"{folder}/config.json", f"{folder}/model.safetensors"]
+        assert [stamp.name for stamp in checkpoint.fingerprint.files] == names
         assert check_complete(tmp_path) == checkpoint.fingerprint
 
 
@@ -209,6 +211,9 @@ def test_a_spoiled_checkpoint_gives_one_line_that_names_it(directory: Path, spoi
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if "config" not in name])
 def test_what_does_not_open_is_not_complete_either(directory: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match=r"expected config\.json beside the weights"):
+        check_complete(directory)
+    (directory / "config.json").write_text("{}")
     check_complete(directory)
     REFUSED[name][0](directory)
     with pytest.raises(CheckpointError):

@@ -108,7 +108,7 @@ def test_objects_of_a_store_are_checked_against_their_names(deltad: Deltad, tmp_
     store = Store.open(tmp_path / "store")
     digest = store.put(manifest_of(delta))
     config = store.put(b'{"model_type": "test"}')
-    path, config_path = store.extent(digest).path, store.extent(config).path
+    path, config_path = store.objects.extent(digest).path, store.objects.extent(config).path
     store.close()
     assert "which is its name" in deltad("inspect", path).out
     assert "travels with a version" in deltad("inspect", config_path).out

@@ -99,7 +99,7 @@ def test_diff_of_weights_that_all_changed_is_an_anchor_and_still_says_what_chang
     reply = deltad("diff", old, new, "--json").reply
     assert reply["kind"] == "anchor"
     assert reply["coder"] not in MODES
-    assert "not worth its base" in reply["reason"]
+    assert "above the break-even: the delta takes" in reply["reason"]
     assert 0.9 < reply["density"] < 1
     assert reply["chunk_bytes"] < 1.1 * reply["full_bytes"]
 

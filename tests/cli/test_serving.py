@@ -125,12 +125,12 @@ def test_a_broken_checkpoint_is_refused_in_one_line_and_loses_nothing(kind: str,
     assert host.deltad("verify", "latest").code == 0
 
 
-def test_a_checkpoint_of_another_model_is_65_and_a_missing_one_too(host: Host, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_65_and_a_missing_one_is_66(host: Host, tmp_path: Path) -> None:
     assert host.deltad("publish", write(tmp_path / "step_1", FIRST)).code == 0
     other = {f"other.{name}": value for name, value in FIRST.items()}
     directory = write(tmp_path / "step_2", other)
     host.deltad("publish", directory).assert_refused(65, str(directory), "the model of policy/v000001", "another one")
-    host.deltad("publish", tmp_path / "step_9").assert_refused(65, f"{tmp_path}/step_9")
+    host.deltad("publish", tmp_path / "step_9").assert_refused(66, f"{tmp_path}/step_9", "nothing of that name")
     assert host.versions() == ["v000001"]
 
 
@@ -140,6 +140,7 @@ def test_other_bytes_under_a_published_number_are_65_unless_a_new_epoch_is_opene
     other = write(tmp_path / "resumed" / "step_2", nudged(FIRST, "model.norm.weight", 3))
     host.deltad("publish", other).assert_refused(65, str(other), "as published for policy/v000002", "--new-epoch")
     assert host.deltad("publish", other, "--new-epoch").code == 0
+    assert "nothing changed, no epoch was opened" in host.deltad("publish", other, "--new-epoch").out
     assert host.versions() == ["v000002@e2", "v000003", "v000002", "v000001"]
     assert "epoch 2 opens here, from v000003" in host.deltad("log").out
 
@@ -172,6 +173,7 @@ def test_a_wrong_token_is_77_and_status_says_so_until_the_file_is_put_right(tmp_
         assert a.deltad("publish", write(tmp_path / "step_1", FIRST)).code == 0
 
         b.deltad("pull", "--run", "policy").assert_refused(77, address)
+        b.deltad("pull").assert_refused(77, address, "token")
         assert b.deltad("pull", "--run", "policy", "--json").refusal["error"] == "Denied"
         text = b.deltad("status").out
         assert "down" in next(line for line in text.splitlines() if line.startswith(f"  http://{address}"))
@@ -194,7 +196,8 @@ def test_a_wrong_token_is_77_and_status_says_so_until_the_file_is_put_right(tmp_
 def test_a_second_daemon_on_the_same_store_is_75_and_names_the_first(host: Host) -> None:
     config = host.home / "b.toml"
     config.write_text('[daemon]\nname = "b"\nstore = "a-store"\nsocket = "b.sock"\n')
-    end("serve", "--config", config).assert_refused(75, f"{host.home}/a-store", f"process {host.process.pid}")
+    refused = end("serve", "--config", config)
+    refused.assert_refused(75, f"{host.home}/a-store", f"process {host.process.pid}")
 
 
 def test_a_socket_where_another_daemon_listens_is_78(host: Host) -> None:

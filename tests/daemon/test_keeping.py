@@ -96,6 +96,6 @@ async def test_a_damaged_description_is_told_of_and_versions_go_on(daemon: Daemo
     await daemon.node.do_chores()
     assert daemon.node.unwell == {}
     edge = daemon.store.run(RUN).record(Version(1, 5)).variants[0].edges[0]
-    daemon.store.extent(edge.manifest).path.write_bytes(b"rot")
+    daemon.store.objects.extent(edge.manifest).path.write_bytes(b"rot")
     with pytest.raises(Exception, match=edge.manifest.hex()[2:]):
         await daemon.node.collect(CollectRequest())

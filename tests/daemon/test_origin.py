@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from deltad.daemon.break_even import may_win
 from deltad.daemon.origin import Origin
+from deltad.delta import FORMAT
 from deltad.delta.backend import choose
 from deltad.delta.codec import sum_weights
 from deltad.delta.digest import root_of
@@ -73,6 +75,26 @@ def test_a_number_below_the_newest_is_refused_until_a_new_epoch_is_opened(traine
     assert trainer.export(Version(2, 3)).equals(resumed)
 
 
+def test_a_new_epoch_that_is_asked_for_is_opened_with_the_bytes_of_an_older_version(trainer: Trainer) -> None:
+    for number in (0, 3, 5):
+        trainer.step(number)
+        if number == 3:
+            older = trainer.weights
+    directory = trainer.write(3, older)
+    known = trainer.origin.publish(directory, 3, epoch_on_conflict=True)
+    assert known.already, "the same bytes contradict nothing"
+    opened = trainer.origin.publish(directory, 3, new_epoch=True)
+    assert (opened.already, opened.record.version) == (False, Version(2, 3))
+    assert trainer.export(Version(2, 3)).equals(older)
+    again = trainer.origin.publish(directory, 3, new_epoch=True)
+    assert (again.already, again.record.version) == (True, Version(2, 3)), "it is the newest itself"
+
+
+def test_a_new_epoch_that_is_asked_for_is_opened_at_a_higher_number_too(trainer: Trainer) -> None:
+    trainer.step(0)
+    assert trainer.origin.publish(trainer.write(9), 9, new_epoch=True).record.version == Version(2, 9)
+
+
 def test_unchanged_weights_give_an_empty_delta(trainer: Trainer) -> None:
     trainer.step(0)
     record = trainer.origin.publish(trainer.write(1), 1).record
@@ -86,6 +108,33 @@ def test_changing_nearly_everything_gives_an_anchor_and_says_why(trainer: Traine
     record = trainer.origin.publish(trainer.write(1, ArrayWeights.random(MODEL, seed=5)), 1).record
     assert trainer.kind(1) is EdgeKind.ANCHOR
     assert "break-even" in trainer.run.read_manifest(record.variants[0].edges[0]).reason
+
+
+def test_an_anchor_is_cut_where_it_is_smaller_than_the_delta_and_says_so(tmp_path: Path) -> None:
+    layout = Layout(FORMAT, (TensorSpec("w", "BF16", (300, 500)),), MODEL.files)
+    store = Store.open(tmp_path / "store")
+    origin = Origin(store, RUN, VARIANT, choose())
+    weights = ArrayWeights.bell(layout, seed=1)
+    origin.publish(write_checkpoint(tmp_path / "step_0", weights, layout=layout), 0)
+    origin.publish(write_checkpoint(tmp_path / "step_1", ArrayWeights.bell(layout, seed=2), layout=layout), 1)
+    manifest = store.run(RUN).read_manifest(store.run(RUN).latest().variants[0].edges[0])
+    assert manifest.kind is EdgeKind.ANCHOR
+    assert manifest.chunk_bytes < 0.7 * layout.weight_bytes
+    assert "break-even: the delta takes" in manifest.reason
+
+
+def test_a_delta_that_is_smaller_than_the_anchor_is_kept_however_much_changed(tmp_path: Path) -> None:
+    layout = Layout(FORMAT, (TensorSpec("w", "F32", (300, 500)),), MODEL.files)
+    store = Store.open(tmp_path / "store")
+    origin = Origin(store, RUN, VARIANT, choose())
+    first = ArrayWeights.random(layout, seed=1)
+    second = first.copy()
+    second.arrays[0][:105_000] ^= np.random.default_rng(2).integers(1, 1 << 32, 105_000, np.uint32)
+    for number, weights in enumerate((first, second)):
+        origin.publish(write_checkpoint(tmp_path / f"step_{number}", weights, layout=layout), number)
+    manifest = store.run(RUN).read_manifest(store.run(RUN).latest().variants[0].edges[0])
+    assert may_win(manifest.chunk_bytes, layout.weight_bytes), "it was compared"
+    assert (manifest.kind, manifest.reason) == (EdgeKind.DELTA, "")
 
 
 def test_a_tensor_that_is_added_gives_an_anchor_and_says_which(trainer: Trainer) -> None:
@@ -103,6 +152,16 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(trainer: Trainer) -> N
     directory = write_checkpoint(trainer.checkpoints / "other", ArrayWeights.random(other), layout=other)
     with pytest.raises(CheckpointError, match="another one"):
         trainer.origin.publish(directory, 1)
+    assert trainer.run.latest().version == Version(1, 0)
+
+
+def test_a_checkpoint_without_its_config_is_refused_and_told_what_to_do(trainer: Trainer) -> None:
+    trainer.step(0)
+    directory = trainer.write(1)
+    (directory / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"expected config\.json .* found none; copy the config\.json") as caught:
+        trainer.origin.publish(directory, 1)
+    assert str(caught.value).startswith(f"{directory}: ")
     assert trainer.run.latest().version == Version(1, 0)
 
 
@@ -148,7 +207,7 @@ def test_an_anchor_is_cut_where_the_baseline_cannot_be_rebuilt_at_all(trainer: T
     trainer.step(0)
     shutil.rmtree(trainer.run.directory / "baseline")
     manifest = trainer.run.read_manifest(trainer.run.latest().variants[0].edges[0])
-    for digest in trainer.store.digests():
+    for digest in trainer.store.objects.sizes():
         if trainer.store.size(digest) > manifest.chunk_bytes // 2:
             overwrite(trainer.store, digest, b"rot")
     trainer.step(1)
@@ -192,7 +251,7 @@ def test_a_checkpoint_that_changes_while_it_is_read_is_not_published(trainer: Tr
 
 
 def test_fp32_checkpoints_are_published_as_bf16_where_that_is_asked_for(tmp_path: Path) -> None:
-    layout = Layout(1, (TensorSpec("w", "F32", (50, 4)), TensorSpec("steps", "I64", (1,))))
+    layout = Layout(1, (TensorSpec("w", "F32", (50, 4)), TensorSpec("steps", "I64", (1,))), MODEL.files)
     store = Store.open(tmp_path / "store")
     origin = Origin(store, RUN, VARIANT, choose(), publish_as="bf16")
     first = ArrayWeights([np.linspace(-1, 1, 200, dtype=np.float32).view(np.uint32), np.array([7], np.uint64)])

@@ -197,7 +197,7 @@ def first_error(daemon: Daemon) -> UpstreamView:
 
 
 def test_a_publish_that_is_under_way_when_the_daemon_is_told_to_stop_ends_well(tmp_path: Path) -> None:
-    layout = Layout(FORMAT, (TensorSpec("w", "BF16", (20_000, 1000)),))
+    layout = Layout(FORMAT, (TensorSpec("w", "BF16", (20_000, 1000)),), MODEL.files)
     weights = ArrayWeights.random(layout)
     checkpoints = tmp_path / "checkpoints"
     sections = (

@@ -16,7 +16,6 @@ from deltad.delta.codec import (
     EdgeEncoder,
     EncodedChunk,
     Patch,
-    apply_chunk,
     apply_chunks,
     apply_patch,
     read_patches,
@@ -481,7 +480,7 @@ def test_a_frame_that_would_add_other_than_its_check_is_refused_before_it_is_wri
     data = write_frame("BF16", first.header.rects, first.header.coding, wrong, first.streams)
     before = base.copy()
     with pytest.raises(IntegrityError, match="nothing was written"):
-        apply_chunk(data, HOSTILE, base, sum_weights(HOSTILE, base), BACKEND)
+        apply_chunks([data], HOSTILE, base, sum_weights(HOSTILE, base), BACKEND)
     assert base.equals(before)
     with pytest.raises(IntegrityError, match="nothing was written"):
         list(read_patches(data, HOSTILE, BACKEND, base=base))

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from deltad.delta import FORMAT
 from deltad.delta.backend import Backend, Changes, Lanes, Place, warm
 from deltad.delta.backend.numpy import NumpyBackend
-from deltad.delta.codec import apply_chunk, read_patches
+from deltad.delta.codec import apply_chunks, read_patches
 from deltad.delta.coding import check_coding, check_lengths
 from deltad.delta.encoding import encode
 from deltad.delta.frame import Rect, read_chunk, read_headers
@@ -223,7 +223,7 @@ def read_in_every_way(data: bytes, layout: Layout, before: ArrayWeights, backend
     assert after.equals(before), "reading writes nothing"
     with at_most(FRAME_BYTES + 8 * len(data), data[:40]):
         try:
-            apply_chunk(data, layout, after, sums, backend, limits=LIMITS)
+            apply_chunks([data], layout, after, sums, backend, limits=LIMITS)
         except REFUSALS:
             refused = True
     guards.check()

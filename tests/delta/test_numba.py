@@ -238,24 +238,6 @@ def test_a_second_start_compiles_nothing_until_the_sources_change(tmp_path: Path
     assert started(root, cache)[1] == "0 1"
 
 
-GUARDED = """
-from deltad.delta.backend import warm
-from deltad.delta.backend.fallback import Fallback
-from deltad.delta.backend.numba.encoding import encode
-from deltad.delta.backend.numba.engine import NumbaBackend
-from tests.kit.devices import Clock, FakeDevice
-device = FakeDevice()
-warm(Fallback(device, NumbaBackend(), reopen=FakeDevice, now=Clock(), on_switch=print))
-print(device.calls, len(encode.signatures))
-"""
-
-
-def test_warming_compiles_what_would_take_over_from_a_device_and_leaves_the_device_alone() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", GUARDED], env=environment, check=True, capture_output=True, text=True)
-    assert done.stdout.split() == ["0", "1"]
-
-
 def test_without_numba_numpy_is_taken_and_a_daemon_says_why() -> None:
     script = (
         "import sys, time; sys.modules['numba'] = None\n"

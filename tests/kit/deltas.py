@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from deltad.delta.backend import Backend, Mode, choose
-from deltad.delta.codec import EdgeEncoder, EncodedChunk, apply_chunk, sum_weights
+from deltad.delta.codec import EdgeEncoder, EncodedChunk, apply_chunks, sum_weights
 from deltad.delta.fold import MadeDelta, StoredDelta
 from deltad.delta.frame import Frame, read_chunk
 from deltad.delta.layout import Layout
@@ -60,6 +60,6 @@ def applied(
     after = onto.copy()
     sums = sum_weights(layout, after)
     for data in stored.data():
-        apply_chunk(data, layout, after, sums, backend, limits=limits)
+        apply_chunks([data], layout, after, sums, backend, limits=limits)
     assert np.array_equal(sums, sum_weights(layout, after)), "the sums followed every write"
     return after

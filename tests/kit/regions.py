@@ -187,7 +187,7 @@ class Downstream:
 
     def objects(self) -> set[Digest]:
         """The digests of all objects that are held here."""
-        return set(self.store.digests())
+        return set(self.store.objects.sizes())
 
     async def __aenter__(self) -> Downstream:
         self.start()

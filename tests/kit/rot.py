@@ -8,7 +8,7 @@ from deltad.types import Digest
 
 def overwrite(store: Store, digest: Digest, data: bytes) -> None:
     """Put other bytes where an object is; what it had beyond their length stays, if other objects follow it."""
-    extent = store.extent(digest)
+    extent = store.objects.extent(digest)
     with extent.path.open("r+b") as file:
         file.seek(extent.offset)
         file.write(data)
@@ -18,6 +18,6 @@ def overwrite(store: Store, digest: Digest, data: bytes) -> None:
 
 def lose(store: Store, digest: Digest) -> None:
     """Remove the file of a small object."""
-    extent = store.extent(digest)
+    extent = store.objects.extent(digest)
     assert not extent.path.name.endswith(".pack"), "a pack holds more than one chunk"
     extent.path.unlink()

@@ -91,6 +91,32 @@ def report_from(
     return RegionReport(daemon, boot, sequence, {RUN: RunReport(str(v(number)), "", (replica,))}, below)
 
 
+def test_a_living_replica_keeps_its_name_and_a_twin_is_told_where_it_lives() -> None:
+    fleet = make_fleet()
+    first = RegisterRequest("r0", RUN, "bf16", "http://10.0.0.1:8000", boot="one")
+    twin = RegisterRequest("r0", RUN, "bf16", "http://10.0.0.2:8000", boot="two")
+    fleet.register(first, 0.0)
+    fleet.report_state("r0", state(ReplicaState.VERIFIED, 3), VERSIONS, 1.0)
+    with pytest.raises(ConflictError, match=r"found another one of that name, at http://10\.0\.0\.1:8000"):
+        fleet.register(twin, 2.0)
+    assert serving(fleet, 3, 2.0) == ("a/r0",), "the first one is not touched"
+    fleet.register(first, 3.0)
+    fleet.register(twin, 3.0 + fleet.quiet_for + 1)
+    assert fleet.registration("r0") == twin
+
+
+@pytest.mark.parametrize("how", ["unregistered", "hung up", "same address"])
+def test_a_restarted_replica_takes_its_name_over_at_once(how: str) -> None:
+    fleet = make_fleet()
+    fleet.register(RegisterRequest("r0", RUN, "bf16", "http://10.0.0.1:8000", boot="one"), 0.0)
+    if how == "unregistered":
+        fleet.unregister("r0")
+    address = "http://10.0.0.1:8000" if how == "same address" else "http://10.0.0.1:8001"
+    again = RegisterRequest("r0", RUN, "bf16", address, boot="two")
+    fleet.register(again, 1.0, hung_up=how == "hung up")
+    assert fleet.registration("r0") == again
+
+
 def test_a_replica_that_read_its_version_back_counts_for_it_and_all_before() -> None:
     fleet = with_replica(make_fleet(), state(ReplicaState.VERIFIED, 3))
     assert [verified(fleet, number) for number in (1, 2, 3, 4, 5)] == [1, 1, 1, 0, 0]

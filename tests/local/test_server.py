@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import select
@@ -201,7 +202,7 @@ async def test_an_object_that_shrinks_while_it_is_sent_is_cut_off_and_never_look
     reader, writer = await asyncio.open_unix_connection(str(daemon.socket))
     writer.write(f"GET /v1/objects/{digest.hex()} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
     await reader.readuntil(b"\r\n\r\n")
-    os.truncate(daemon.store.extent(digest).path, 32 << 20)
+    os.truncate(daemon.store.objects.extent(digest).path, 32 << 20)
     received = 0
     try:
         while piece := await reader.read(1 << 20):
@@ -293,6 +294,31 @@ async def test_a_replica_that_was_forgotten_is_told_to_register(daemon: LocalDae
     await daemon.ask(daemon.client.unregister_replica, "r0")
     with pytest.raises(NotFoundError):
         await waiting
+
+
+async def test_a_twin_is_refused_while_the_first_asks_and_takes_over_once_it_has_hung_up(daemon: LocalDaemon) -> None:
+    daemon.add(1)
+    first, twin = (RegisterRequest("r0", RUN, "bf16", f"10.0.0.1:800{i}", boot=f"boot-{i}") for i in (1, 2))
+    await daemon.ask(daemon.client.register_replica, first)
+    _, writer = await asyncio.open_unix_connection(str(daemon.socket))
+    writer.write(b"GET /v1/replicas/r0/next?after=v000001&wait=60 HTTP/1.1\r\nHost: x\r\n\r\n")
+    await daemon.announcements.someone_waits()
+    with pytest.raises(ConflictError, match=r"found another one of that name, at 10\.0\.0\.1:8001"):
+        await daemon.ask(daemon.client.register_replica, twin)
+    writer.close()  # as the system does for a process that was killed
+    async with asyncio.timeout(30):
+        while daemon.fleet.registration("r0") != twin:
+            with contextlib.suppress(ConflictError):
+                await daemon.ask(daemon.client.register_replica, twin)
+
+
+async def test_one_that_was_answered_and_works_has_not_hung_up(daemon: LocalDaemon) -> None:
+    daemon.add(1)
+    first, twin = (RegisterRequest("r0", RUN, "bf16", f"10.0.0.1:800{i}", boot=f"boot-{i}") for i in (1, 2))
+    await daemon.ask(daemon.client.register_replica, first)
+    assert (await daemon.ask(daemon.client.next, "r0")).target == "v000001"
+    with pytest.raises(ConflictError):
+        await daemon.ask(daemon.client.register_replica, twin)
 
 
 async def test_an_open_poll_is_a_sign_of_life_again_and_again(tmp_path: Path) -> None:

@@ -100,10 +100,10 @@ async def test_alive_says_alive_even_when_it_is_not_ready(operator: Operator) ->
 
 async def test_ready_is_the_absence_of_reasons(operator: Operator) -> None:
     status, _, body = await operator.get("/readyz")
-    assert (status, json.loads(body)) == (200, {"ready": True, "reasons": []})
+    assert (status, json.loads(body)) == (200, {"ready": True, "reasons": [], "doing": {}})
     operator.reasons = ["store: 3 bytes free", "upstream b: refused"]
     status, _, body = await operator.get("/readyz")
-    assert (status, json.loads(body)) == (503, {"ready": False, "reasons": operator.reasons})
+    assert (status, json.loads(body)) == (503, {"ready": False, "reasons": operator.reasons, "doing": {}})
 
 
 async def test_the_ready_metric_says_what_readyz_says(operator: Operator) -> None:

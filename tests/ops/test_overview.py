@@ -91,6 +91,13 @@ def test_a_replica_with_another_root_is_called_wrong_and_its_error_is_shown() ->
     assert "0 of 1" in line_with(text, "ago")
 
 
+def test_a_replica_that_is_verified_at_an_older_version_does_not_count_at_the_newest() -> None:
+    behind = replica("r1", ReplicaState.VERIFIED, V1, staleness=1)
+    text = shown(status(V1, V2, regions=(region("border-b", behind, latest="v000002"),)))
+    assert "match" in line_with(text, "r1")
+    assert "0 of 1" in line_with(text, "ago")
+
+
 def test_a_replica_that_read_nothing_back_does_not_count() -> None:
     silent = replica("r1", ReplicaState.COMMITTED, V2, root="")
     text = shown(status(V2, regions=(region("border-b", silent),)))

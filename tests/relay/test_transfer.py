@@ -120,6 +120,20 @@ async def test_pull_once_answers_when_all_that_the_upstream_had_is_durable(tmp_p
         assert_whole(downstream, *versions)
 
 
+async def test_a_run_that_nobody_has_is_not_followed_after_it_was_asked_for_once(tmp_path: Path) -> None:
+    lineage = Lineage()
+    async with (
+        Upstream(tmp_path / "a") as upstream,
+        Downstream(tmp_path / "b", upstream.url, runs=("*",)) as downstream,
+    ):
+        published = lineage.publish()
+        upstream.publish(published)
+        await downstream.reaches(published.version)
+        assert await downstream.puller.pull_once(RunId("nope"), 10) is True
+        assert "nope" not in downstream.puller.view().activity
+        assert downstream.puller.activity(RunId("nope")) == ""
+
+
 async def test_pull_once_says_what_is_in_the_way(tmp_path: Path) -> None:
     async with Upstream(tmp_path / "a") as upstream:
         async with Downstream(tmp_path / "b", upstream.url) as downstream:
@@ -239,6 +253,29 @@ async def test_a_restart_half_way_fetches_at_most_what_was_in_flight_again(tmp_p
             assert_whole(downstream, first)
             # Per life: what was in flight or just being stored, the record, and who the upstream is.
             assert received - first.bytes <= restarts * (2 * connections * largest + 4096)
+
+
+async def test_what_a_pull_asked_for_stays_while_another_upstream_has_nothing_to_bring(tmp_path: Path) -> None:
+    first = Lineage(tensors=8, elements=8192).publish()
+    async with (
+        Upstream(tmp_path / "a") as upstream,
+        Upstream(tmp_path / "c") as bare,
+        ChaosProxy(upstream.port) as proxy,
+    ):
+        upstream.publish(first)
+        proxy.plan(*(Mishap(first.bytes // 2 + i, Fault.STALL) for i in range(2)))
+        async with Downstream(tmp_path / "b", proxy.url) as downstream:
+            await proxy.until_happened(1)
+            under_way = downstream.store.leases.oldest_work()
+            assert under_way is not None
+            other = downstream.another(bare.url)
+            running = asyncio.create_task(other.run())
+            assert await other.pull_once(RUN, 10) is True
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            assert downstream.store.leases.oldest_work() == under_way
+            proxy.plan()
+            await downstream.reaches(first.version)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -80,6 +80,25 @@ def replica_process(region: Region, *more: str) -> Iterator[subprocess.Popen[byt
         process.wait()
 
 
+def test_a_twin_waits_while_the_first_lives_and_takes_over_when_it_is_killed(region: Region, tmp_path: Path) -> None:
+    with replica_process(region) as first:
+        address = region.await_verified(region.history[0]).address
+        twin = subprocess.Popen(
+            command(region), stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        try:
+            assert twin.stderr is not None
+            refusal = next(line for line in twin.stderr if json.loads(line)["event"] == "retry")
+            assert f"another one of that name, at {address}" in json.loads(refusal)["error"]
+            assert region.await_replica(lambda r: True).address == address
+            first.kill()
+            first.wait()
+            assert region.await_replica(lambda r: r.address != address and r.state == "verified").version == "v000000"
+        finally:
+            twin.kill()
+            twin.communicate()
+
+
 def test_a_ready_file_of_an_earlier_process_is_gone_until_this_one_serves(region: Region, tmp_path: Path) -> None:
     ready = tmp_path / "url"
     ready.write_text("http://127.0.0.1:1\n")
@@ -136,7 +155,7 @@ def test_an_address_in_use_ends_it_with_78(region: Region) -> None:
 
 
 @pytest.mark.parametrize("wrong", [("--listen", "somewhere"), ("--run", "No Run"), ("--name", "../r1")])
-def test_a_malformed_option_ends_it_with_2_and_one_line(region: Region, wrong: tuple[str, str]) -> None:
+def test_a_malformed_option_ends_it_with_64_and_one_line(region: Region, wrong: tuple[str, str]) -> None:
     done = subprocess.run(command(region, *wrong), stderr=subprocess.PIPE, text=True, check=False, timeout=120)
-    assert done.returncode == 2
+    assert done.returncode == 64
     assert "expected" in done.stderr.splitlines()[-1]

@@ -397,6 +397,20 @@ def test_a_version_with_another_model_config_is_passed_over_until_one_comes_that
     assert replica.root() == after.info.root
 
 
+def test_a_version_without_a_model_config_is_passed_over_and_said_to_have_none(
+    region: Region, start_replica: StartReplica
+) -> None:
+    replica = start_replica()
+    before = region.history[0]
+    region.await_verified(before)
+    files = {name: data for name, data in before.files.items() if name != "config.json"}
+    specs = tuple(file for file in before.layout.files if file.name != "config.json")
+    region.publish(Layout(1, before.layout.tensors, specs), before.weights.copy(), files)
+    report = region.await_replica(lambda r: "config.json" in r.error)
+    assert "found none; no engine can be built from it" in report.error
+    assert "fenced" not in states_of(replica)
+
+
 def test_an_export_that_is_damaged_is_not_served(region: Region, start_replica: StartReplica) -> None:
     first = region.history[0]
     honest = first.weights.arrays[3].copy()

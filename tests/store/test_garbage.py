@@ -91,7 +91,7 @@ def test_the_newest_ones_stay_and_all_that_leads_to_them_from_an_anchor() -> Non
     assert why(collected, 3) == "5 versions are newer, and 1 are kept"
     needed = read_version(place.store, place.store.run(RUN).record(Version(1, 8)))
     needed |= {digest for version in LINEAGE.versions[5:8] for digest in version.objects}
-    left = set(place.store.digests()) - needed
+    left = set(place.store.objects.sizes()) - needed
     assert all(digest in version.chunks for digest in left for version in LINEAGE.versions if digest in version.objects)
     assert len(left) < 3, "only what shares a pack with what is needed"
 
@@ -219,7 +219,7 @@ def test_a_dry_run_says_what_a_collection_then_does_and_changes_nothing() -> Non
     assert place.disk.tree() == before
     assert place.collect(versions=1) == planned
     gone = {found.thing for found in planned.objects if not found.kept}
-    left = {f"object {digest.hex()}" for digest in place.store.digests()}
+    left = {f"object {digest.hex()}" for digest in place.store.objects.sizes()}
     assert {found.thing for found in planned.objects if found.kept} <= left
     assert len(gone) > 20
 
@@ -233,10 +233,10 @@ def test_a_damaged_description_stops_the_collection_before_any_object_goes(tmp_p
     edge = LINEAGE.versions[7].record.variants[0].edges[0]
     manifest = decode_manifest(LINEAGE.versions[7].objects[Digest(edge.manifest)])
     overwrite(store, Digest(manifest.pages[0].digest), b"rot")
-    before = set(store.digests())
+    before = set(store.objects.sizes())
     with pytest.raises(IntegrityError, match=manifest.pages[0].digest.hex()[2:]):
         collect(store, {RUN: Retention(versions=1)})
-    assert set(store.digests()) == before
+    assert set(store.objects.sizes()) == before
 
 
 def test_the_newest_version_stays_whatever_the_bounds() -> None:

@@ -11,7 +11,7 @@ from deltad.checkpoint.directory import open_checkpoint
 from deltad.checkpoint.writer import CheckpointWriter
 from deltad.delta import FORMAT
 from deltad.delta.backend import Mode, choose
-from deltad.delta.codec import apply_chunk, sum_weights
+from deltad.delta.codec import apply_chunks, sum_weights
 from deltad.delta.coding import Coder
 from deltad.delta.emit import FrameWriter
 from deltad.delta.frame import Rect
@@ -73,7 +73,7 @@ def test_a_frame_over_columns_lands_on_a_file_beside_what_the_file_held(tmp_path
     with CheckpointWriter(tmp_path / "w", layout) as writer:
         writer.lanes(0, 0, before.arrays[0].size)[:] = before.arrays[0]
         sums = sum_weights(layout, before)
-        apply_chunk(frame.data, layout, writer, sums, choose())
+        apply_chunks([frame.data], layout, writer, sums, choose())
         found = writer.lanes(0, 0, before.arrays[0].size).copy()
         assert np.array_equal(sums, sum_weights(layout, writer))
     expected = before.arrays[0].reshape(64, 48).copy()

@@ -119,11 +119,11 @@ def packs(store: Store, suffix: str = ".pack") -> list[Path]:
 
 
 def test_chunks_of_one_writer_lie_one_behind_the_other_and_are_found_after_a_restart(store: Store) -> None:
-    places = [store.extent(sha256(chunk)) for chunk in CHUNKS]
+    places = [store.objects.extent(sha256(chunk)) for chunk in CHUNKS]
     assert len({place.path for place in places}) == 3
     assert [(place.path, place.offset) for place in places] == sorted((place.path, place.offset) for place in places)
     again = reopened(store)
-    assert [again.extent(sha256(chunk)) for chunk in CHUNKS] == places
+    assert [again.objects.extent(sha256(chunk)) for chunk in CHUNKS] == places
     assert [again.read(sha256(chunk)) for chunk in CHUNKS] == CHUNKS
     assert len(packs(again, ".index")) == 2
     again.put_chunk(b"one more")
@@ -138,7 +138,7 @@ def test_a_chunk_that_is_held_is_not_stored_twice(store: Store) -> None:
 
 def test_a_damaged_chunk_is_named_by_file_and_place_and_mended_by_the_same_bytes(store: Store) -> None:
     digest = sha256(CHUNKS[1])
-    place = store.extent(digest)
+    place = store.objects.extent(digest)
     overwrite(store, digest, b"rot")
     with pytest.raises(IntegrityError, match=rf"{place.path.name} from byte {place.offset}.*SHA-256"):
         store.read(digest)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from deltad.delta.backend import Backend
-from deltad.delta.codec import apply_chunk, sum_weights
+from deltad.delta.codec import apply_chunks, sum_weights
 from deltad.delta.coding import WHOLE
 from deltad.delta.digest import pack_sums, root_of
 from deltad.delta.encoding import encode, sha256
@@ -39,7 +39,7 @@ each_vector = pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vect
 def test_a_vector_is_read_to_its_target(vector: Vector, backend: Backend) -> None:
     after = vector.base.copy()
     sums = sum_weights(vector.layout, after, backend)
-    apply_chunk(vector.frame, vector.layout, after, sums, backend)
+    apply_chunks([vector.frame], vector.layout, after, sums, backend)
     assert after.equals(vector.target)
     assert np.array_equal(sums, sum_weights(vector.layout, vector.target, backend))
 
@@ -78,7 +78,7 @@ def test_a_vector_with_any_byte_changed_is_refused_with_nothing_written_or_is_ri
             mutated = vector.frame[:at] + bytes([vector.frame[at] ^ flip]) + vector.frame[at + 1 :]
             after = vector.base.copy()
             try:
-                apply_chunk(mutated, vector.layout, after, np.zeros((len(vector.tensors), 2), np.uint64), backend)
+                apply_chunks([mutated], vector.layout, after, np.zeros((len(vector.tensors), 2), np.uint64), backend)
             except (FormatError, IntegrityError):
                 assert after.equals(vector.base)
             else:
@@ -98,7 +98,7 @@ def test_a_vector_on_another_base_is_refused_with_nothing_written_or_followed_to
         other = ArrayWeights.random(vector.layout, seed)
         before, sums = other.copy(), sum_weights(vector.layout, other)
         try:
-            apply_chunk(vector.frame, vector.layout, other, sums, backend)
+            apply_chunks([vector.frame], vector.layout, other, sums, backend)
         except (FormatError, IntegrityError):
             assert other.equals(before)
         else:
@@ -154,7 +154,7 @@ def test_the_objects_of_a_version_say_what_the_vector_says(backend: Backend) -> 
     base, target = (weights(layout, kept[name]) for name in ("base", "target"))
     assert root_of(layout, sum_weights(layout, base, backend)).hex() == kept["base root"]
     sums = sum_weights(layout, base, backend)
-    apply_chunk(data["chunk"], layout, base, sums, backend)
+    apply_chunks([data["chunk"]], layout, base, sums, backend)
     assert base.equals(target)
     assert pack_sums(sums).hex() == kept["sums"]
     assert np.array_equal(sums, manifest.tensor_sums(layout))

@@ -32,6 +32,8 @@ class Trainer:
     """(number, state) in the order of the offers."""
     refused: list[str] = field(default_factory=list)
     still_since: dict[str, float] = field(default_factory=dict)
+    publishes: bool = True
+    """Whether what is offered is published."""
 
     def write(self, number: int | None, content: int, *, broken: bool = False, pending: str = "") -> None:
         path = "latest" if number is None else f"step_{number}"
@@ -56,6 +58,8 @@ class Trainer:
             numbers.append(settled.number)
             self.check(settled)
             self.offered.append((settled.number, settled.fingerprint.files[0].mtime_ns))
+            if self.publishes:
+                self.settling.newest = settled.number
         return numbers
 
     def check(self, settled: Settled) -> None:
@@ -136,7 +140,7 @@ def test_all_that_is_there_comes_in_ascending_order_with_gaps(trainer: Trainer) 
 
 
 def test_what_was_published_before_is_not_offered_but_its_rewrite_is() -> None:
-    trainer = Trainer(Settling(QUIET, recheck=5.0, after=10))
+    trainer = Trainer(Settling(QUIET, recheck=5.0, newest=10))
     for number in (9, 10, 11):
         trainer.write(number, content=number)
     assert trainer.until_still() == [11]
@@ -153,9 +157,39 @@ def test_one_that_comes_after_a_higher_number_is_skipped_and_said_so_once(traine
     assert trainer.until_still() == []
     assert trainer.look(after=QUIET) == []
     assert trainer.refused == [
-        "step_3: expected a number above 5, which was there before, found 3, complete only now;"
+        "step_3: expected a number above 5, which was published before, found 3, complete only now;"
         " it came too late and is skipped"
     ]
+
+
+def test_a_number_that_was_offered_and_not_published_holds_up_no_lower_one(trainer: Trainer) -> None:
+    trainer.write(5, content=5)
+    assert trainer.until_still() == [5]
+    trainer.publishes = False
+    trainer.write(55, content=55)
+    assert trainer.until_still() == [55]
+    trainer.publishes = True
+    trainer.write(6, content=6)
+    assert trainer.until_still() == [6]
+    assert trainer.refused == []
+
+
+def test_a_new_epoch_that_was_opened_elsewhere_begins_the_order_anew(trainer: Trainer) -> None:
+    for number in (40, 41):
+        trainer.write(number, content=number)
+    trainer.until_still()
+    trainer.settling.newest = 9
+    trainer.write(10, content=10)
+    assert trainer.until_still() == [10]
+
+
+def test_a_number_below_one_that_was_published_elsewhere_is_for_the_publisher_to_judge(trainer: Trainer) -> None:
+    trainer.write(5, content=5)
+    trainer.until_still()
+    trainer.settling.newest = 50
+    trainer.write(6, content=6)
+    assert trainer.until_still() == [6]
+    assert trainer.refused == []
 
 
 def test_the_same_state_is_never_offered_twice_even_if_it_went_away_and_came_back(trainer: Trainer) -> None:
@@ -211,7 +245,7 @@ def test_one_that_changes_during_its_check_starts_over(trainer: Trainer) -> None
 
 
 def test_a_directory_that_is_overwritten_counts_up_from_what_was_published() -> None:
-    trainer = Trainer(Settling(QUIET, recheck=5.0, after=41, numbered=False))
+    trainer = Trainer(Settling(QUIET, recheck=5.0, newest=41, numbered=False))
     trainer.write(None, content=1)
     assert trainer.until_still() == [42]
     assert trainer.look(after=60.0) == []
@@ -228,7 +262,7 @@ def test_the_first_number_of_a_directory_that_is_overwritten_is_1() -> None:
 
 
 def test_a_number_that_is_still_to_come_is_waited_for_and_said_so() -> None:
-    trainer = Trainer(Settling(QUIET, recheck=5.0, after=3, numbered=False))
+    trainer = Trainer(Settling(QUIET, recheck=5.0, newest=3, numbered=False))
     trainer.write(None, content=1, pending="its number is still to come")
     assert trainer.until_still() == []
     assert trainer.refused == ["latest: its number is still to come"]
@@ -252,7 +286,7 @@ EVENTS = st.lists(
 def test_whatever_a_trainer_does_only_settled_checkpoints_are_offered_each_once_and_in_order(
     events: list[tuple[str, float, bool | None]], after: int | None
 ) -> None:
-    trainer = Trainer(Settling(QUIET, recheck=5.0, after=after))
+    trainer = Trainer(Settling(QUIET, recheck=5.0, newest=after))
     for content, (kind, value, broken) in enumerate(events):
         if kind == "write":
             trainer.write(int(value), content, broken=bool(broken))

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import pytest
 from deltad.checkpoint import fingerprint, open_checkpoint
 from deltad.errors import DeltadError, UsageError
 from deltad.watch.watcher import Candidate, DirectoryWatcher
-from tests.checkpoint.shards import bf16, packed, write_sharded, write_single
+from tests.checkpoint.shards import Tensor, bf16, packed, write_sharded, write_single
 
 NEVER = 3600.0
 """A rescan that does not come within the test: only events make the watcher look."""
@@ -28,11 +28,15 @@ Refusals = asyncio.Queue[tuple[Path, DeltadError]]
 
 
 class Watched:
-    """A running watcher: `await next()` for the next candidate, `refused` for what it refuses."""
+    """A running watcher: `await next()` for the next candidate, `refused` for what it refuses.
 
-    def __init__(self, candidates: AsyncIterator[Candidate], refused: Refusals) -> None:
-        self._candidates = candidates
+    Whoever asks for the next one has published the one before: its number is the `newest`.
+    """
+
+    def __init__(self, watcher: DirectoryWatcher, refused: Refusals, newest: list[int | None]) -> None:
+        self._candidates = aiter(watcher)
         self.refused = refused
+        self.newest = newest
         self._pending: asyncio.Task[Candidate] | None = None
 
     async def next(self) -> Candidate:
@@ -40,6 +44,7 @@ class Watched:
         assert self._pending is not None
         candidate = await asyncio.wait_for(self._pending, 30)
         self._pending = None
+        self.newest.append(candidate.number)
         return candidate
 
     async def number(self) -> int:
@@ -70,29 +75,40 @@ async def watching(
     quiet: float = 0.2,
     rescan: float = 0.1,
     after: int | None = None,
+    there: Callable[[bool], None] = lambda there: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Watched]:
     refused: Refusals = asyncio.Queue()
+    newest = [after]
     watcher = DirectoryWatcher(
         directory,
         pattern,
         quiet=quiet,
         rescan=rescan,
-        after=after,
+        newest=lambda: newest[-1],
+        on_there=there,
         clock=clock,
         on_refused=lambda path, error: refused.put_nowait((path, error)),
     )
-    watched = Watched(aiter(watcher), refused)
+    watched = Watched(watcher, refused, newest)
     try:
         yield watched
     finally:
         await watched.stop()
 
 
+def write_model(directory: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Weights with the config that they need to be complete."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if not (directory / "config.json").exists():
+        (directory / "config.json").write_text("{}")
+    write_single(directory, tensors)
+
+
 def save(directory: Path, number: int, name: str = "step_{}") -> Path:
     """Write a checkpoint as a careful trainer does: whole, then renamed."""
     target = directory / name.format(number)
-    write_single(directory / f"tmp-{target.name}", {"x": bf16(64, seed=number)})
+    write_model(directory / f"tmp-{target.name}", {"x": bf16(64, seed=number)})
     os.rename(directory / f"tmp-{target.name}", target)
     return target
 
@@ -180,7 +196,7 @@ async def test_the_directory_may_come_later_go_away_and_come_back(tmp_path: Path
 
 
 async def test_a_checkpoint_below_its_step_is_found_by_a_pattern_that_is_a_path(tmp_path: Path) -> None:
-    write_single(tmp_path / "a" / "global_step_3" / "actor" / "huggingface", {"x": bf16(4)})
+    write_model(tmp_path / "a" / "global_step_3" / "actor" / "huggingface", {"x": bf16(4)})
     (tmp_path / "a" / "global_step_4").mkdir()
     async with watching(tmp_path, "a/global_step_{number}/actor") as watched:
         candidate = await watched.next()
@@ -207,7 +223,17 @@ async def test_one_that_is_completed_after_it_was_reported_is_handed_out(tmp_pat
     async with watching(tmp_path) as watched:
         _, reason = await watched.refusal()
         assert "a pickle checkpoint" in reason
-        write_single(tmp_path / "step_1", {"x": bf16(4)})
+        write_model(tmp_path / "step_1", {"x": bf16(4)})
+        assert await watched.number() == 1
+
+
+async def test_one_without_its_config_is_waited_for_and_said_so(tmp_path: Path) -> None:
+    write_single(tmp_path / "step_1", {"x": bf16(4)})
+    async with watching(tmp_path) as watched:
+        path, reason = await watched.refusal()
+        assert path == tmp_path / "step_1"
+        assert "expected config.json beside the weights, which every engine is built from, found none" in reason
+        (tmp_path / "step_1" / "config.json").write_text("{}")
         assert await watched.number() == 1
 
 
@@ -219,6 +245,24 @@ async def test_a_step_that_is_written_again_is_handed_out_again(tmp_path: Path) 
         shutil.rmtree(tmp_path / "step_1")
         save(tmp_path, 1)
         assert await watched.number() == 1
+
+
+async def test_a_directory_that_is_not_there_is_said_once_and_so_is_that_it_has_come(tmp_path: Path) -> None:
+    there: asyncio.Queue[bool] = asyncio.Queue()
+    directory = tmp_path / "checkpoints"
+    async with watching(directory, there=there.put_nowait) as watched:
+        watched.listen()
+        assert await asyncio.wait_for(there.get(), 30) is False
+        save(directory, 1)
+        assert await asyncio.wait_for(there.get(), 30) is True
+        assert await watched.number() == 1
+        watched.listen()
+        shutil.rmtree(directory)
+        assert await asyncio.wait_for(there.get(), 30) is False
+        save(directory, 2)
+        assert await watched.number() == 2
+    assert there.get_nowait() is True
+    assert there.empty()
 
 
 async def test_a_directory_that_cannot_be_listed_is_reported_and_watched_on(tmp_path: Path) -> None:
@@ -236,7 +280,7 @@ async def test_a_directory_that_cannot_be_listed_is_reported_and_watched_on(tmp_
 async def test_a_directory_that_is_overwritten_gives_a_number_each_time(tmp_path: Path) -> None:
     async with watching(tmp_path, ".", after=7) as watched:
         for number, seed in ((8, 1), (9, 2)):
-            (tmp_path / "model.safetensors").write_bytes(packed({"x": bf16(64, seed=seed)}))
+            write_model(tmp_path, {"x": bf16(64, seed=seed)})
             candidate = await watched.next()
             assert (candidate.number, candidate.directory) == (number, tmp_path)
 
@@ -245,7 +289,7 @@ async def test_the_trainers_own_step_is_the_number_once_it_is_written_after_the_
     latest = tmp_path / "latest"
 
     def write(content: int, *, at: int) -> None:
-        write_single(latest, {"x": bf16(64, seed=content)})
+        write_model(latest, {"x": bf16(64, seed=content)})
         os.utime(latest / "model.safetensors", (at, at))
 
     def write_state(state: object, *, at: int) -> None:
@@ -279,6 +323,7 @@ directory, numbers, unfinished = Path(sys.argv[1]), int(sys.argv[2]), int(sys.ar
 for number in range(1, numbers + 1):
     step = directory / f"step_{number}"
     step.mkdir()
+    (step / "config.json").write_text("{}")
     names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     for name in names:
         content = packed({name[:11]: ("U8", [4096], bytes([number]) * 4096)})

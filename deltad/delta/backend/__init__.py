@@ -141,11 +141,6 @@ def choose(kind: str = "auto") -> Backend:
 
 def warm(backend: Backend, dtypes: Sequence[str] = ("BF16",)) -> None:
     """Have all compiled that frames of these dtypes need: seconds at a first start, and no commit waits for it."""
-    from deltad.delta.backend.fallback import Fallback
-
-    if isinstance(backend, Fallback):
-        # The device's kernels were compiled by the probe; the CPU's must not be when the device has just failed.
-        backend = backend.cpu
     if backend.name == "numba":
         from deltad.delta.backend.numba import proof
 

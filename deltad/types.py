@@ -81,14 +81,6 @@ def parse_version(text: str) -> Version:
     return Version(epoch=int(match[2] or 1), number=int(match[1]))
 
 
-def parse_version_id(text: str) -> VersionId:
-    """`<run>/v000123`. Raises UsageError."""
-    run, slash, version = text.partition("/")
-    if not slash:
-        raise UsageError(f"version {text[:80]!r}", expected="<run>/v000123")
-    return VersionId(parse_run(run), parse_version(version))
-
-
 def parse_digest(text: str) -> Digest:
     """64 lower-case hex digits, in full. Raises UsageError."""
     if not _HEX.fullmatch(text):

@@ -133,7 +133,7 @@ def the_run(client: Client, run: RunId | None) -> RunId:
     if not runs:
         for upstream in view.upstreams:
             if upstream.error:
-                raise rebuild_error(ErrorReply(upstream.error_kind, upstream.error))
+                raise rebuild_error(ErrorReply(upstream.error_kind, f"{upstream.url}: {upstream.error}"))
         raise NotFoundError(f"daemon {view.daemon}", expected="a run", found="none yet")
     if len(runs) > 1:
         raise UsageError(

@@ -137,7 +137,7 @@ class ObjectStore:
                 f"{extent.path}" + (f" from byte {extent.offset}" if extent.offset else ""),
                 expected=f"SHA-256 {digest.hex()}",
                 found=found.hex(),
-                hint="the file is damaged; it is replaced when the same bytes are published or pulled again",
+                hint="the file is damaged: publish the checkpoint under another number, or pull it into an empty store",
             )
         return data
 

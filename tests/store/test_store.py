@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from deltad.daemon.origin import Origin
-from deltad.delta.backend import choose
+from deltad.delta.backend import choose, warm
 from deltad.delta.encoding import sha256
 from deltad.delta.manifest import decode_manifest
 from deltad.errors import (
@@ -144,6 +144,7 @@ def publish_with_little_room(trainer: Trainer, directory: Path) -> int:
 
 
 def test_a_full_disk_is_an_error_that_leaves_the_last_version_in_place(tmp_path: Path) -> None:
+    warm(choose())  # what is compiled is kept on the disk, too, and the child has no room for that
     trainer = Trainer(tmp_path)
     trainer.step(0)
     directory = trainer.write(1, trainer.weights.changed(0.2, seed=9))

@@ -144,7 +144,7 @@ def publish_with_little_room(trainer: Trainer, directory: Path) -> int:
 
 
 def test_a_full_disk_is_an_error_that_leaves_the_last_version_in_place(tmp_path: Path) -> None:
-    warm(choose())  # what is compiled is kept on the disk, too, and the child has no room for that
+    warm(choose(), ["BF16", "F32"])  # what is compiled is kept on the disk, too, and the child has no room for that
     trainer = Trainer(tmp_path)
     trainer.step(0)
     directory = trainer.write(1, trainer.weights.changed(0.2, seed=9))

@@ -203,7 +203,10 @@ def test_the_portable_way_to_select_a_bit_is_right() -> None:
 
 
 WARM = """
-import os, numpy as np
+import os, resource, signal
+if "FULL_DISK" in os.environ:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 from deltad.delta.backend.numba.proof import proven
 print(proven()[1])
 if "WARM" in os.environ:
@@ -236,6 +239,12 @@ def test_a_second_start_compiles_nothing_until_the_sources_change(tmp_path: Path
     changed = root / "deltad/delta/backend/numba/bits.py"
     changed.write_text(changed.read_text() + "\n# changed\n")
     assert started(root, cache)[1] == "0 1"
+
+
+def test_kernels_that_the_disk_has_no_room_for_work_all_the_same(tmp_path: Path) -> None:
+    finding, cached = started(ROOT, tmp_path, FULL_DISK="1")
+    assert "works here" in finding
+    assert cached == "0 1"
 
 
 def test_without_numba_numpy_is_taken_and_a_daemon_says_why() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -47,6 +48,13 @@ def kernel(function: Function) -> Function:
     index_key = cache._index_key
     # A cached kernel holds the code of all that it calls, so it is good for these sources only.
     cache._index_key = lambda signature, codegen: (*index_key(signature, codegen), _SOURCES)
+    save = cache.save_overload
+
+    def save_where_there_is_room(signature: Any, compiled: Any) -> None:
+        with suppress(OSError):  # on a full disk a kernel works all the same, and the next process compiles it anew
+            save(signature, compiled)
+
+    cache.save_overload = save_where_there_is_room
     return cast(Function, dispatcher)
 
 

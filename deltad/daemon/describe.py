@@ -8,6 +8,7 @@ from deltad.client.messages import Step, VersionInfo
 from deltad.daemon.notes import Note
 from deltad.delta.coding import coder_name
 from deltad.delta.record import VersionRecord
+from deltad.store.derived import edge_bytes
 from deltad.store.path import Hop
 from deltad.store.runs import RunStore
 
@@ -15,7 +16,7 @@ from deltad.store.runs import RunStore
 def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note) -> VersionInfo:
     """Everything the API says about one version, in its first variant. Reads its manifest."""
     variant = record.variants[0]
-    edge = variant.edges[0]
+    edge = run.edges(record.version, variant.name)[0]
     manifest = run.read_manifest(edge)
     return VersionInfo(
         run=record.run,
@@ -32,7 +33,7 @@ def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note) 
         elements=manifest.elements,
         changed=manifest.changed,
         full_bytes=full_bytes,
-        delta_bytes=manifest.chunk_bytes + edge.size + sum(page.size for page in manifest.pages) + len(record.encode()),
+        delta_bytes=edge_bytes(manifest, edge.size) + len(record.encode()),
         chunks=sum(page.chunks for page in manifest.pages),
         created=record.created_ns / 1e9,
         pulled_bytes=note.pulled_bytes,

@@ -24,7 +24,6 @@ from deltad.delta.layout import decode_layout
 from deltad.delta.record import VersionRecord
 from deltad.errors import FormatError, IntegrityError, NotFoundError, UsageError
 from deltad.store.mirror import Mirror
-from deltad.store.path import find_path
 from deltad.store.store import Store
 from deltad.types import Digest, RunId, Variant, Version
 
@@ -145,7 +144,7 @@ class Versions:
         if served is None:
             return reply
         try:
-            path = find_path(target, variant, held={served}, record=self.records.record, anchors=False)
+            path = self.records.path(target, variant, [served], anchors=False)
         except NotFoundError:
             return reply
         steps = tuple(describe_step(self.records, hop, variant) for hop in path.hops)

@@ -18,6 +18,7 @@ from deltad.delta.layout import decode_layout
 from deltad.delta.manifest import decode_manifest, decode_page
 from deltad.delta.record import VersionRecord
 from deltad.errors import NotFoundError
+from deltad.store.graph import Node
 from deltad.store.retention import Candidate, Retention, Verdict, judge
 from deltad.store.store import Store
 from deltad.types import Digest, RunId, Version, VersionId
@@ -88,7 +89,7 @@ class _Collector:
 
         def judged(candidates: list[Candidate]) -> dict[Version, Verdict]:
             sized = [replace(found, bytes=self._size(found.record, sizes)) for found in candidates]
-            return judge(sized, retention, settling=self._store.leases.settling())
+            return judge(sized, retention, records.join, settling=self._store.leases.settling())
 
         # Everything slow is done here, before readers and writers have to wait.
         candidates = records.candidates()
@@ -156,13 +157,10 @@ class _Collector:
     def _size(self, record: VersionRecord, sizes: dict[Version, int]) -> int:
         if record.version not in sizes:
             size = 0
+            run = self._store.run(RunId(record.run))
             for variant in record.variants:
-                for edge in variant.edges:
-                    try:
-                        data = self._store.objects.read_unasked(Digest(edge.manifest))
-                    except NotFoundError:
-                        continue
-                    size += edge.size + decode_manifest(data, limits=self._store.limits).chunk_bytes
+                for ref in run.edges(record.version, variant.name):
+                    size += run.edge(ref, Node(run.run, record.version)).bytes
             sizes[record.version] = size
         return sizes[record.version]
 
@@ -172,7 +170,7 @@ class _Collector:
 
 
 def objects_of(store: Store, record: VersionRecord) -> Iterator[Digest]:
-    """All objects that a record leads to, through every edge of it that is held here.
+    """All objects that lead to a version, through every edge to it that is held here.
 
     Raises IntegrityError or FormatError if one that leads on is damaged.
     """
@@ -184,7 +182,8 @@ def objects_of(store: Store, record: VersionRecord) -> Iterator[Digest]:
         yield Digest(variant.layout)
         layout = decode_layout(read(variant.layout), limits=store.limits)
         yield from (Digest(file.digest) for file in layout.files)
-        for edge in variant.edges:
+        # An edge from a version that is gone here is still of use to a peer that holds it.
+        for edge in store.run(RunId(record.run)).known_edges(record, variant):
             yield Digest(edge.manifest)
             try:
                 manifest = decode_manifest(read(edge.manifest), limits=store.limits)

@@ -33,7 +33,6 @@ from deltad.delta.weights import Span, borrowed, spans_of
 from deltad.errors import CheckpointError, FormatError, IntegrityError
 from deltad.store.disk import FileSystem, make_directory, remove_tree, store_error
 from deltad.store.path import Path as EdgePath
-from deltad.store.path import find_path
 from deltad.store.runs import RunStore
 from deltad.store.store import Store
 from deltad.types import Digest, Variant, Version
@@ -109,7 +108,8 @@ class Mirror:
     def sums(self, record: VersionRecord) -> U64:
         """The published element sums of a version, shape [tensors, 2]."""
         variant = record.variant(self._variant)
-        return self._run.read_manifest(variant.edges[0]).tensor_sums(self.layout(record))
+        edge = self._run.edges(record.version, variant.name)[0]
+        return self._run.read_manifest(edge).tensor_sums(self.layout(record))
 
     def layout(self, record: VersionRecord) -> Layout:
         """The layout of a version."""
@@ -117,7 +117,7 @@ class Mirror:
         return decode_layout(data, limits=self._store.limits)
 
     def _path(self, record: VersionRecord) -> EdgePath:
-        return find_path(record, self._variant, held=self.generations(), record=self._run.record)
+        return self._run.path(record, self._variant, self.generations())
 
     def _build(self, record: VersionRecord, directory: Path) -> Digest:
         path = self._path(record)

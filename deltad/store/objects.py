@@ -85,6 +85,10 @@ class ObjectStore:
 
     def has(self, digest: Digest) -> bool:
         self._ask(digest)
+        return self.is_held(digest)
+
+    def is_held(self, digest: Digest) -> bool:
+        """Like `has`, by one who does not need the object."""
         return self._packs.extent(digest) is not None or self._files.entry(self._path(digest)) is not None
 
     def extent(self, digest: Digest) -> Extent:

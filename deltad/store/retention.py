@@ -1,7 +1,7 @@
 """Which versions of a run are kept, and why, in words. Pure.
 
-Owns one invariant: a version that is kept can be rebuilt from what is kept: every version on its path from an
-anchor is kept too.
+Owns one invariant: a version that is kept can be rebuilt from what is kept: every version on its cheapest
+path from an anchor is kept too.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deltad.delta.record import VersionRecord
-from deltad.errors import NotFoundError
-from deltad.store.path import find_path
+from deltad.store.graph import Edge
 from deltad.types import Version
 
 
@@ -47,7 +46,13 @@ class Verdict:
     why: str
 
 
-def judge(candidates: Sequence[Candidate], retention: Retention, *, settling: float = 0.0) -> dict[Version, Verdict]:
+Join = Callable[[Version, str], Edge | None]
+"""The last edge of the cheapest way to a version, in a variant, from an anchor; None where there is no such way."""
+
+
+def judge(
+    candidates: Sequence[Candidate], retention: Retention, joins: Join, *, settling: float = 0.0
+) -> dict[Version, Verdict]:
     """Decide about all versions of a run, given in ascending order.
 
     For `settling` seconds more, readers that a restart has cut off may still come back for what they had leased.
@@ -66,7 +71,7 @@ def judge(candidates: Sequence[Candidate], retention: Retention, *, settling: fl
             verdicts[version] = Verdict(True, mine or f"on the way to the newest from where {leased}")
         if settling > 0 and not verdicts[version].kept:
             verdicts[version] = Verdict(True, f"readers have {settling:.0f} s after a start to say what they hold")
-    _keep_paths([candidate.record for candidate in candidates], verdicts)
+    _keep_joins([candidate.record for candidate in candidates], verdicts, joins)
     return dict(sorted(verdicts.items()))
 
 
@@ -84,35 +89,17 @@ def _judge(candidate: Candidate, retention: Retention, newer: int, total: int) -
     return Verdict(True, "within what is kept of this run")
 
 
-def _keep_paths(records: Sequence[VersionRecord], verdicts: dict[Version, Verdict]) -> None:
-    """Keep what lies between an anchor and each kept version. Older versions first, so no path is walked twice."""
-    known = {record.version: record for record in records}
-    reached: dict[str, set[Version]] = {}
+def _keep_joins(records: Sequence[VersionRecord], verdicts: dict[Version, Verdict], joins: Join) -> None:
+    """Keep what each kept version's way from an anchor leads over. No version is walked over twice."""
+    reached: set[tuple[str, Version]] = set()
     for record in records:
         if not verdicts[record.version].kept:
             continue
         for variant in record.variants:
-            held = reached.setdefault(variant.name, set())
-            for version in _path(record, variant.name, held, _lookup(known)):
-                held.add(version)
-                if not verdicts[version].kept:
-                    verdicts[version] = Verdict(True, f"on the path to {record.version}")
-
-
-def _path(
-    record: VersionRecord, variant: str, held: set[Version], lookup: Callable[[Version], VersionRecord]
-) -> list[Version]:
-    try:
-        return [hop.record.version for hop in find_path(record, variant, held=held, record=lookup).hops]
-    except NotFoundError:
-        # Nothing here leads to it, as after a pull of its anchor's neighbour alone: then nothing is missed.
-        return [record.version]
-
-
-def _lookup(known: dict[Version, VersionRecord]) -> Callable[[Version], VersionRecord]:
-    def lookup(version: Version) -> VersionRecord:
-        if version not in known:
-            raise NotFoundError(f"{version}", found="not held here")
-        return known[version]
-
-    return lookup
+            at: Version | None = record.version
+            while at is not None and (variant.name, at) not in reached:
+                reached.add((variant.name, at))
+                if at in verdicts and not verdicts[at].kept:
+                    verdicts[at] = Verdict(True, f"on the path to {record.version}")
+                edge = joins(at, variant.name)
+                at = None if edge is None or edge.base is None else edge.base.version

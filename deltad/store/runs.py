@@ -6,12 +6,15 @@ Order of writes in `commit`, with what a crash leaves in each gap:
 2. the record, under its final name. Killed before: unused objects are left, and publishing again
    reuses them. Killed after: the record is whole and all it names is durable, so opening the store
    syncs its name and rolls `latest` forward to it;
+   Where derived edges lead to it, their entries in the catalogue come just before. Killed in between: an entry
+   that leads nowhere is left, and the next start removes it;
 3. `latest`, replaced atomically. Killed before the directory's sync: the old or the new pointer, and
    the old one is rolled forward as above.
 
 Order in `sift`, which lets versions go: `dropping`, which names them all, is durable; their records are
 removed, and that is durable; `dropping` is removed. From the first step on they are gone: a start that finds
-`dropping` finishes. Their objects are removed after that, by the caller.
+`dropping` finishes. Derived edges from or to them follow, or are removed by the next start. Their objects are
+removed after that, by the caller.
 """
 
 from __future__ import annotations
@@ -24,18 +27,23 @@ from pathlib import Path
 
 import msgspec
 
-from deltad.delta.layout import Layout, decode_layout
+from deltad.delta.coding import Coder
+from deltad.delta.layout import decode_layout
 from deltad.delta.manifest import Manifest, decode_manifest, decode_page
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord, decode_record
 from deltad.errors import DeltadError, FormatError, IntegrityError, NotFoundError, StoreFullError
 from deltad.limits import Limits
 from deltad.protocol.publish import check_same, check_successor
 from deltad.protocol.pull_plan import check_manifest, check_tables
+from deltad.store.derived import DerivedEdge, DerivedEdges, derived_edge, edge_bytes
 from deltad.store.disk import FileSystem, make_directory, read_file, store_error, write_durably
+from deltad.store.graph import Edge, Node
 from deltad.store.leases import LEASE_SECONDS, Leases
 from deltad.store.objects import ObjectStore
+from deltad.store.path import Path as EdgePath
 from deltad.store.pins import Pin, Pins
 from deltad.store.retention import Candidate
+from deltad.store.run_graph import RunGraph
 from deltad.types import Digest, RunId, Version, VersionId
 
 _RECORD_NAME = re.compile(r"e([0-9]{6,})-v([0-9]{6,})\.record", re.ASCII)
@@ -72,15 +80,19 @@ class RunStore:
         self._leases = leases
         self._clock = clock
         self._pins = Pins(directory / "pins", scratch, files)
+        self._derived = DerivedEdges(directory / "edges", scratch, files)
         self._writer = threading.Lock()
         """Held for a whole commit."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         """Held only to look at or change what follows, so that readers never wait for the disk."""
         self._records: dict[Version, VersionRecord] = {}
         self._since: dict[Version, float] = {}
         """When each version came, by the monotonic clock of this life."""
         self._latest: Version | None = None
+        self._weighed: dict[Digest, tuple[int, tuple[int, ...]]] = {}
+        """Bytes and coders of the edges that records name, by manifest."""
         self._load()
+        self._graph = RunGraph(self)
 
     def latest(self) -> VersionRecord | None:
         """The newest durable version."""
@@ -104,11 +116,12 @@ class RunStore:
         with self._lock:
             return [self._records[version] for version in sorted(self._records)]
 
-    def commit(self, data: bytes) -> bool:
+    def commit(self, data: bytes, derived: Collection[Digest] = ()) -> bool:
         """Make a version durable and `latest`. False if the very same version was durable before.
 
-        Raises ConflictError when the rules of `deltad.protocol.publish` forbid it, NotFoundError when
-        an object that it needs is not held, FormatError or IntegrityError when its parts disagree.
+        `derived`: manifests of edges to it that its record does not name. Raises ConflictError when the rules of
+        `deltad.protocol.publish` forbid it, NotFoundError when an object that it needs is not held, FormatError or
+        IntegrityError when its parts disagree.
         """
         record = decode_record(data, limits=self._limits)
         if record.run != self.run:
@@ -119,8 +132,11 @@ class RunStore:
                 check_same(known, record)
                 return False
             check_successor(None if self._latest is None else self._records[self._latest], record)
+            edges = [self._derived_edge(record, manifest, local=False) for manifest in derived]
             for variant in record.variants:
-                self._check_complete(record, variant)
+                self._check_complete(record, variant, [edge.ref for edge in edges if edge.variant == variant.name])
+            for edge in edges:
+                self._derived.add(edge)
             make_directory(self.directory / "records", self._files)
             self._write(self._record_path(record.version), data)
             self._point(record)
@@ -128,6 +144,7 @@ class RunStore:
                 self._records[record.version] = record
                 self._since[record.version] = self._clock()
                 self._latest = record.version
+            self._graph.grew(record.version)
             return True
 
     def pin(self, version: Version, by: str, why: str) -> None:
@@ -179,31 +196,134 @@ class RunStore:
         """
         with self._writer:
             self._finish_dropping()
-            with self._lock:
+            with self._graph.held(), self._lock:
                 chosen = {version: self._records[version] for version in choose(self._candidates())}
                 if self._latest in chosen:
                     raise ValueError(f"{self._latest} is the newest version")
                 for version in chosen:
                     del self._records[version], self._since[version]
+                self._graph.forget()
             try:
                 self._drop(sorted(chosen, reverse=True))
+                self._derived.keep(self._records)
             except DeltadError:
                 with self._lock:
                     left = {v: record for v, record in chosen.items() if self._files.entry(self._record_path(v))}
                     if self._files.entry(self.directory / "dropping") is None:
                         self._records |= left
                         self._since |= dict.fromkeys(left, self._clock())
+                    self._graph.forget()
                 raise
+
+    def add_edge(self, manifest: Digest, *, local: bool = False) -> DerivedEdge:
+        """Take a derived edge between two versions that are held into the catalogue; durable on return.
+
+        A `local` one is offered to nobody. Raises NotFoundError where it, or a version, is not held whole, and
+        FormatError or IntegrityError where it contradicts their records.
+        """
+        with self._writer:
+            record = self.record(self._read_manifest(manifest).target.version)
+            edge = self._derived_edge(record, manifest, local=local)
+            if missing := self._missing(record, record.variant(edge.variant), edge.ref):
+                raise NotFoundError(f"{record.id} variant {edge.variant}", expected="an edge held whole", found=missing)
+            self._derived.add(edge)
+            self._graph.grew(record.version)
+            return edge
+
+    def drop_edges(self, manifests: Collection[Digest]) -> None:
+        """Take derived edges out of the catalogue; a collection removes their objects. Raises StoreError."""
+        with self._writer, self._graph.held():
+            self._derived.remove(manifests)
+            self._graph.forget()
+
+    def derived(self) -> list[DerivedEdge]:
+        """All derived edges of the run."""
+        with self._lock:
+            return self._derived.all()
+
+    def edges(self, version: Version, variant: str) -> tuple[EdgeRef, ...]:
+        """The edges to a version that are held whole and start from a version that is held; anchors too.
+
+        May read the disk. Raises NotFoundError for a version that is not held.
+        """
+        record = self.record(version)
+        part = record.variant(variant)
+        edges = self.known_edges(record, part)
+        with self._lock:
+            edges = [edge for edge in edges if edge.base is None or edge.base in self._records]
+        edges = [edge for edge in edges if self._objects.is_held(Digest(edge.manifest))]
+        if len(edges) > 1:
+            # A version is committed when one edge to it is whole; of another, some objects may have come too.
+            edges = [edge for edge in edges if not self._missing(record, part, edge, unasked=True)]
+        return tuple(edges)
+
+    def known_edges(self, record: VersionRecord, variant: VariantRecord) -> list[EdgeRef]:
+        """The edges that a record names, whatever is held of them, and those that were derived here."""
+        with self._lock:
+            derived = self._derived.to(record.version)
+        return [*variant.edges, *(edge.ref for edge in derived if edge.variant == variant.name)]
+
+    def edge(self, ref: EdgeRef, target: Node) -> Edge:
+        """What the graph knows of an edge that is held. May read the disk."""
+        digest = Digest(ref.manifest)
+        with self._lock:
+            derived = self._derived.get(digest)
+        if derived is not None:
+            total, coders = derived.bytes, derived.coders
+        elif digest in self._weighed:
+            total, coders = self._weighed[digest]
+        else:
+            manifest = decode_manifest(self._objects.read_unasked(digest), limits=self._limits)
+            total, coders = self._weighed[digest] = edge_bytes(manifest, ref.size), manifest.coders
+        base = None if ref.base is None else Node(self.run, ref.base)
+        return Edge(
+            ref.kind,
+            base,
+            target,
+            digest,
+            ref.size,
+            total,
+            foldable=Coder.CONTEXT not in coders,
+            derived=derived is not None,
+        )
+
+    def path(
+        self, record: VersionRecord, variant: str, held: Collection[Version] = (), *, anchors: bool = True
+    ) -> EdgePath:
+        """The cheapest path to a version from one of `held`, or else from an anchor where `anchors` allows.
+
+        May read the disk. Raises NotFoundError if nothing that is held leads there.
+        """
+        return self._graph.path(record, variant, held, anchors=anchors)
+
+    def join(self, version: Version, variant: str) -> Edge | None:
+        """The last edge of the cheapest way to a version from an anchor; None if there is none. May read the disk."""
+        return self._graph.join(version, variant)
 
     def read_manifest(self, edge: EdgeRef) -> Manifest:
         """Raises NotFoundError, IntegrityError or FormatError."""
-        return decode_manifest(self._objects.read(Digest(edge.manifest)), limits=self._limits)
+        return self._read_manifest(Digest(edge.manifest))
 
-    def _check_complete(self, record: VersionRecord, variant: VariantRecord) -> None:
+    def _read_manifest(self, digest: Digest) -> Manifest:
+        return decode_manifest(self._objects.read(digest), limits=self._limits)
+
+    def _derived_edge(self, record: VersionRecord, digest: Digest, *, local: bool) -> DerivedEdge:
+        data = self._objects.read(digest)
+        manifest = decode_manifest(data, limits=self._limits)
+        if manifest.target.version != record.version:
+            raise IntegrityError(
+                f"manifest {digest.hex()}",
+                expected=f"an edge to {record.id}",
+                found=f"one to {manifest.target.version}",
+            )
+        return derived_edge(manifest, digest, len(data), local=local)
+
+    def _check_complete(self, record: VersionRecord, variant: VariantRecord, derived: Collection[EdgeRef]) -> None:
         layout = decode_layout(self._objects.read(Digest(variant.layout)), limits=self._limits)
         for file in layout.files:
-            self._require(record, Digest(file.digest), f"file {file.name}")
-        missing = [self._missing(record, variant, edge, layout) for edge in variant.edges]
+            if not self._objects.has(Digest(file.digest)):
+                raise NotFoundError(f"{record.id}: file {file.name} {file.digest.hex()}", found="not held here")
+        missing = [self._missing(record, variant, edge) for edge in (*variant.edges, *derived)]
         if "" not in missing:
             raise NotFoundError(
                 f"{record.id} variant {variant.name}",
@@ -211,29 +331,30 @@ class RunStore:
                 found="; ".join(missing),
             )
 
-    def _missing(self, record: VersionRecord, variant: VariantRecord, edge: EdgeRef, layout: Layout) -> str:
+    def _missing(self, record: VersionRecord, variant: VariantRecord, edge: EdgeRef, *, unasked: bool = False) -> str:
         """What an edge needs that is not held here, in words; empty if it is whole.
 
-        Raises FormatError or IntegrityError for an edge that contradicts its record.
+        `unasked`: by one who does not need its objects. Raises FormatError or IntegrityError for an edge that
+        contradicts its record.
         """
+        read = self._objects.read_unasked if unasked else self._objects.read
+        has = self._objects.is_held if unasked else self._objects.has
         base = None if edge.base is None else self._records.get(edge.base)
         if edge.base is not None and base is None:
             return f"{edge.kind} on {edge.base}, which is not held"
         try:
-            manifest = self.read_manifest(edge)
+            layout = decode_layout(read(Digest(variant.layout)), limits=self._limits)
+            manifest = decode_manifest(read(Digest(edge.manifest)), limits=self._limits)
             root = None if base is None else base.variant(variant.name).root
             check_manifest(record, variant, edge, manifest, base_root=root)
             check_tables(manifest, layout)
             for page in manifest.pages:
-                for chunk in decode_page(self._objects.read(Digest(page.digest)), page, layout, limits=self._limits):
-                    self._require(record, Digest(chunk.digest), "chunk")
+                for chunk in decode_page(read(Digest(page.digest)), page, layout, limits=self._limits):
+                    if not has(Digest(chunk.digest)):
+                        return f"{edge.kind} without chunk {chunk.digest.hex()}"
         except NotFoundError as error:
             return f"{edge.kind} without {error.thing}"
         return ""
-
-    def _require(self, record: VersionRecord, digest: Digest, what: str) -> None:
-        if not self._objects.has(digest):
-            raise NotFoundError(f"{record.id}: {what} {digest.hex()}", found="not held here")
 
     def _record_path(self, version: Version) -> Path:
         return self.directory / "records" / f"e{version.epoch:06d}-v{version.number:06d}.record"
@@ -302,6 +423,7 @@ class RunStore:
         except OSError as error:
             raise store_error(error, directory, 0, self._files) from error
         self._pins.load()
+        self._derived.load(self._records)
         self._since = dict.fromkeys(self._records, self._clock())
         self._check_pointer()
         if self._records:

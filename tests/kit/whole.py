@@ -8,7 +8,6 @@ from __future__ import annotations
 from deltad.delta.layout import decode_layout
 from deltad.delta.manifest import decode_manifest, decode_page
 from deltad.delta.record import VersionRecord
-from deltad.store.path import find_path
 from deltad.store.store import Store
 from deltad.types import Digest, RunId, Version
 
@@ -26,7 +25,7 @@ def read_version(store: Store, record: VersionRecord) -> set[Digest]:
         layout = decode_layout(read(variant.layout), limits=store.limits)
         for file in layout.files:
             read(file.digest)
-        for hop in find_path(record, variant.name, held=(), record=run.record).hops:
+        for hop in run.path(record, variant.name).hops:
             manifest = decode_manifest(read(hop.edge.manifest), limits=store.limits)
             read(manifest.layout)
             for page in manifest.pages:

@@ -241,7 +241,8 @@ def test_a_damaged_description_stops_the_collection_before_any_object_goes(tmp_p
 
 def test_the_newest_version_stays_whatever_the_bounds() -> None:
     candidates = [Candidate(version.record, age=1e9, bytes=1 << 60) for version in LINEAGE.versions]
-    verdicts = judge(candidates, Retention(versions=0, seconds=0.0, bytes=0))
+    joins = Place(12).store.run(RUN).join
+    verdicts = judge(candidates, Retention(versions=0, seconds=0.0, bytes=0), joins)
     assert [version.number for version, verdict in sorted(verdicts.items()) if verdict.kept] == [10, 11, 12]
 
 

@@ -1,0 +1,100 @@
+"""The version graph of one run as it is held here, kept in step with its records and edges.
+
+It is built when the first path is asked for, since that takes the size of every edge, and then grows with the run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from deltad.delta.record import EdgeRef, VersionRecord
+from deltad.errors import FormatError, NotFoundError
+from deltad.store.graph import Edge, Node, VersionGraph
+from deltad.store.path import Hop, Path
+from deltad.types import RunId, Version
+
+
+class Run(Protocol):
+    """What the graph asks of the run that it belongs to."""
+
+    run: RunId
+
+    def record(self, version: Version) -> VersionRecord: ...
+
+    def records(self) -> list[VersionRecord]: ...
+
+    def edges(self, version: Version, variant: str) -> tuple[EdgeRef, ...]: ...
+
+    def edge(self, edge: EdgeRef, target: Node) -> Edge: ...
+
+
+@dataclass(slots=True)
+class _Part:
+    """The graph of one variant, and the versions that have new edges since it was looked at."""
+
+    graph: VersionGraph = field(default_factory=VersionGraph)
+    grown: list[Version] = field(default_factory=list)
+
+
+class RunGraph:
+    """Methods may be called from any thread. Its lock is taken before the run's own, never while that is held."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._lock = threading.RLock()
+        self._growing = threading.Lock()
+        self._parts: dict[str, _Part] = {}
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else sees or changes the graph meanwhile."""
+        with self._lock:
+            yield
+
+    def grew(self, version: Version) -> None:
+        """Another edge leads to a version, or it is new."""
+        with self._growing:
+            for part in self._parts.values():
+                part.grown.append(version)
+
+    def forget(self) -> None:
+        """Versions or edges are gone."""
+        with self._growing:
+            self._parts.clear()
+
+    def path(self, record: VersionRecord, variant: str, held: Collection[Version], *, anchors: bool) -> Path:
+        """See `RunStore.path`."""
+        run = self._run.run
+        with self._lock:
+            graph = self._current(variant)
+            found = graph.path(Node(run, record.version), [Node(run, version) for version in held], anchors=anchors)
+        hops = tuple(self._hop(edge) for edge in found.hops)
+        return Path(None if found.start is None else found.start.version, hops)
+
+    def join(self, version: Version, variant: str) -> Edge | None:
+        """The last edge of the cheapest way to a version from an anchor; None if there is no such way."""
+        with self._lock:
+            return self._current(variant).join(Node(self._run.run, version))
+
+    def _current(self, variant: str) -> VersionGraph:
+        with self._growing:
+            if variant not in self._parts:
+                self._parts[variant] = _Part(grown=[record.version for record in self._run.records()])
+            part = self._parts[variant]
+            grown, part.grown = part.grown, []
+        for version in grown:
+            try:
+                edges = self._run.edges(version, variant)
+            except (NotFoundError, FormatError):
+                continue  # gone meanwhile, or without this variant
+            for edge in edges:
+                part.graph.add(self._run.edge(edge, Node(self._run.run, version)))
+        return part.graph
+
+    def _hop(self, edge: Edge) -> Hop:
+        base = None if edge.base is None else edge.base.version
+        return Hop(self._run.record(edge.target.version), EdgeRef(edge.kind, base, edge.manifest, edge.size))

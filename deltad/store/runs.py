@@ -268,7 +268,7 @@ class RunStore:
         with self._lock:
             derived = self._derived.get(digest)
         if derived is not None:
-            total, coders = derived.bytes, derived.coders
+            total, coders = derived.total_bytes, derived.coders
         elif digest in self._weighed:
             total, coders = self._weighed[digest]
         else:

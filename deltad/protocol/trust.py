@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from deltad.delta.keys import PublicKey
 from deltad.delta.manifest import EdgeKind, Manifest
 from deltad.delta.record import VersionRecord
-from deltad.delta.signing import PublicKey
+from deltad.delta.signing import is_signed_by
 from deltad.errors import UntrustedError
 from deltad.types import RunId
 
@@ -73,7 +74,7 @@ class TrustList:
         if not any(key in able for key in named):
             found = f"one of key {signed.key_id}, which may not {scope}"
             raise UntrustedError(thing, expected=expected, found=found, hint=_HINT)
-        if not named[0].key.has_signed(signed):
+        if not is_signed_by(signed, named[0].key):
             raise UntrustedError(
                 thing, expected=expected, found=f"one of key {signed.key_id} over other bytes", hint="it was forged"
             )

@@ -162,6 +162,10 @@ class DeniedError(DeltadError):
     http_status = 403
 
 
+class UntrustedError(IntegrityError):
+    """No key that is trusted for it has signed a record or an edge. Nothing of it was believed."""
+
+
 class ReplicaError(DeltadError):
     """A replica cannot take a version, or its served weights are not the version's."""
 

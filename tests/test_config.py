@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from deltad.config import Address, Config, FleetConfig, TokenFile, dump, explain, load_config, to_toml, warnings
 from deltad.config.sections import LISTS, TABLES, brackets, keys
+from deltad.delta.keys import SigningKey
 from deltad.errors import ConfigError
 from deltad.types import RunId
 
 SECRET = "hunter2-hunter2"
+KEY = SigningKey.from_seed(bytes(32))
 
 FULL = """
 [daemon]
@@ -33,6 +35,9 @@ token_file = "token"
 
 [metrics]
 listen = "[::1]:0"
+
+[signing]
+key_file = "border.key"
 
 [[run]]
 id = "policy"
@@ -60,6 +65,12 @@ connections = 8
 [[fleet]]
 run = "other"
 
+[[trust]]
+key = "ed25519:11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo="
+scope = ["publish", "derive"]
+runs = ["other"]
+name = "trainer"
+
 [backend]
 kind = "cupy"
 device = 3
@@ -73,6 +84,9 @@ def home(tmp_path: Path) -> Path:
     token = tmp_path / "token"
     token.write_text(f"{SECRET}\n")
     token.chmod(0o600)
+    key = tmp_path / "border.key"
+    key.write_bytes(KEY.pem())
+    key.chmod(0o600)
     return tmp_path
 
 
@@ -117,6 +131,11 @@ def test_every_key_is_understood(home: Path) -> None:
     assert (watch.quiet, watch.rescan, watch.on_conflict) == (0.5, 120.0, "new_epoch")
     assert (upstream.url, upstream.runs, upstream.connections) == ("http://border-b:7700", ("other",), 8)
     assert (fleet.policy, fleet.verify) == ("each", "after_resume")
+    assert config.signing
+    assert config.signing.key_file.read().public == KEY.public
+    [trust] = config.trusts
+    assert str(trust.key) == "ed25519:11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo="
+    assert (trust.scope, trust.runs, trust.name) == (("publish", "derive"), ("other",), "trainer")
     assert (config.backend.kind, config.backend.device, config.backend.memory_limit) == ("cupy", 3, 1536 * 1024**2)
     assert config.backend.threads == 3
 

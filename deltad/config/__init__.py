@@ -1,5 +1,6 @@
 """One TOML file, parsed once into a frozen tree; whoever holds a `Config` need not check it again."""
 
+from deltad.config.key_file import KeyFile
 from deltad.config.keys import UNITS, KeyMeaning, SectionMeaning, explain
 from deltad.config.loading import load_config, warnings
 from deltad.config.sections import (
@@ -10,10 +11,12 @@ from deltad.config.sections import (
     MetricsConfig,
     RelayConfig,
     RunConfig,
+    SigningConfig,
+    TrustConfig,
     UpstreamConfig,
     WatchConfig,
 )
-from deltad.config.showing import dump, to_toml
+from deltad.config.showing import dump, to_toml, toml_value
 from deltad.config.token_file import TokenFile
 from deltad.config.values import Address
 
@@ -24,17 +27,21 @@ __all__ = [
     "Config",
     "DaemonConfig",
     "FleetConfig",
+    "KeyFile",
     "KeyMeaning",
     "MetricsConfig",
     "RelayConfig",
     "RunConfig",
     "SectionMeaning",
+    "SigningConfig",
     "TokenFile",
+    "TrustConfig",
     "UpstreamConfig",
     "WatchConfig",
     "dump",
     "explain",
     "load_config",
     "to_toml",
+    "toml_value",
     "warnings",
 ]

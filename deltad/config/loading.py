@@ -1,6 +1,6 @@
 """From the file's bytes to a `Config`, or to one sentence that names the file and the key.
 
-Reads the file and, once, each token file that it names; opens, binds and creates nothing. Invariant:
+Reads the file and, once, each file with a secret that it names; opens, binds and creates nothing. Invariant:
 anything that is not understood in full (an unknown key, a unit, a run that nothing declares) refuses
 the whole file with a `ConfigError`.
 """
@@ -14,6 +14,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, TypeVar
 
+from deltad.config.key_file import KeyFile
 from deltad.config.sections import (
     LISTS,
     TABLES,
@@ -24,6 +25,8 @@ from deltad.config.sections import (
     MetricsConfig,
     RelayConfig,
     RunConfig,
+    SigningConfig,
+    TrustConfig,
     UpstreamConfig,
     WatchConfig,
     brackets,
@@ -40,7 +43,7 @@ _LISTED = 10
 
 
 def load_config(path: Path) -> Config:
-    """Read and check the file at `path`, token files included. Raises ConfigError; binds nothing."""
+    """Read and check the file at `path`, the files with secrets included. Raises ConfigError; binds nothing."""
     path = path.absolute()
     try:
         document = tomllib.loads(path.read_bytes().decode("utf-8"))
@@ -51,9 +54,9 @@ def load_config(path: Path) -> Config:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"configuration {path}", expected="TOML in UTF-8", found=str(error)) from None
     config = _Document(path, document).config()
-    for token_file in _token_files(config):
+    for file in _secret_files(config):
         try:
-            token_file.read()
+            file.read()
         except ConfigError as error:
             raise ConfigError(
                 f"configuration {path}: {error.thing}", expected=error.expected, found=error.found, hint=error.hint
@@ -62,13 +65,16 @@ def load_config(path: Path) -> Config:
 
 
 def warnings(config: Config) -> tuple[str, ...]:
-    """What can be used and should be better, one sentence each. Reads the token files. Raises ConfigError."""
-    return tuple(doubt for file in dict.fromkeys(_token_files(config)) for doubt in file.doubts())
+    """What can be used and should be better, one sentence each. Reads the secret files. Raises ConfigError."""
+    return tuple(doubt for file in dict.fromkeys(_secret_files(config)) for doubt in file.doubts())
 
 
-def _token_files(config: Config) -> list[TokenFile]:
-    relays = [config.relay.token_file] if config.relay else []
-    return [*relays, *(upstream.token_file for upstream in config.upstreams)]
+def _secret_files(config: Config) -> list[TokenFile | KeyFile]:
+    found: list[TokenFile | KeyFile] = [config.relay.token_file] if config.relay else []
+    found += (upstream.token_file for upstream in config.upstreams)
+    if config.signing:
+        found.append(config.signing.key_file)
+    return found
 
 
 class _Document:
@@ -85,12 +91,14 @@ class _Document:
         config = Config(
             path=self._path,
             daemon=self._section("daemon", DaemonConfig, self._table("daemon")),
-            relay=self._optional("relay", RelayConfig),
-            metrics=self._optional("metrics", MetricsConfig),
+            relay=self._optional("relay", RelayConfig, "listen"),
+            metrics=self._optional("metrics", MetricsConfig, "listen"),
+            signing=self._optional("signing", SigningConfig, "key_file"),
             runs=self._sections("run", RunConfig),
             watches=self._sections("watch", WatchConfig),
             upstreams=self._sections("upstream", UpstreamConfig),
             fleets=self._sections("fleet", FleetConfig),
+            trusts=self._sections("trust", TrustConfig),
             backend=self._section("backend", BackendConfig, self._table("backend")),
         )
         self._cross_check(config)
@@ -101,6 +109,7 @@ class _Document:
         self._distinct("watch", "run", (watch.run for watch in config.watches))
         self._distinct("upstream", "url", (upstream.url for upstream in config.upstreams))
         self._distinct("fleet", "run", (fleet.run for fleet in config.fleets))
+        self._distinct("trust", "key", (str(trust.key) for trust in config.trusts))
         if config.relay and config.metrics and config.relay.listen == config.metrics.listen:
             address = config.metrics.listen
             if address.port:
@@ -119,9 +128,9 @@ class _Document:
             raise self._error(name, expected=f"one section {brackets(name)}", found=_shape(table))
         return table
 
-    def _optional(self, name: str, section: type[Section]) -> Section | None:
+    def _optional(self, name: str, section: type[Section], switch: str) -> Section | None:
         table = self._table(name)
-        if "listen" in table:
+        if switch in table:
             return self._section(name, section, table)
         self._known(name, section, table)
         return None

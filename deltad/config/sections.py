@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deltad.config import values
+from deltad.config.key_file import KeyFile
 from deltad.config.token_file import TokenFile
 from deltad.config.values import Address
+from deltad.delta.keys import PublicKey
 from deltad.types import RunId, Variant, parse_daemon_name, parse_run, parse_variant
 
 _CONNECTIONS = 64
@@ -51,6 +53,16 @@ class RelayConfig:
 
     listen: Address = field(metadata=_reads(values.address))
     token_file: TokenFile = field(metadata=_reads(values.token_file))
+
+
+@dataclass(frozen=True, slots=True)
+class SigningConfig:
+    """`[signing]`: vouching for what is published and derived here. Off unless `key_file` is given.
+
+    `key_file` (required): the file with the private key, as `deltad keys new` makes it.
+    """
+
+    key_file: KeyFile = field(metadata=_reads(values.key_file))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +159,23 @@ class FleetConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TrustConfig:
+    """`[[trust]]`: a key whose signatures are believed. Of a run with any such key nothing unsigned is taken.
+
+    `key` (required): the public key, as `deltad keys show` prints it.
+    `scope`: `publish` vouches for versions and for what their publisher derives; `derive` for derived edges alone:
+    skip deltas and anchors that a daemon made. Or a list of both. Default `["publish"]`.
+    `runs`: the run ids that it speaks for, or `["*"]` for all. Default `["*"]`.
+    `name`: what it is called in messages. Default ``""``.
+    """
+
+    key: PublicKey = field(metadata=_reads(values.public_key))
+    scope: tuple[str, ...] = field(default=("publish",), metadata=_reads(values.choices("publish", "derive")))
+    runs: tuple[str, ...] = field(default=("*",), metadata=_reads(values.run_names))
+    name: str = field(default="", metadata=_reads(values.words))
+
+
+@dataclass(frozen=True, slots=True)
 class BackendConfig:
     """`[backend]`: what computes diffs and digests.
 
@@ -168,16 +197,18 @@ class BackendConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The whole file. `relay` and `metrics` are None where they are off. `path` is the file itself."""
+    """The whole file. `relay`, `metrics` and `signing` are None where they are off. `path` is the file itself."""
 
     path: Path
     daemon: DaemonConfig
     relay: RelayConfig | None
     metrics: MetricsConfig | None
+    signing: SigningConfig | None
     runs: tuple[RunConfig, ...]
     watches: tuple[WatchConfig, ...]
     upstreams: tuple[UpstreamConfig, ...]
     fleets: tuple[FleetConfig, ...]
+    trusts: tuple[TrustConfig, ...]
     backend: BackendConfig
 
     def run(self, run: RunId) -> RunConfig | None:
@@ -197,6 +228,7 @@ TABLES: dict[str, type[Any]] = {
     "daemon": DaemonConfig,
     "relay": RelayConfig,
     "metrics": MetricsConfig,
+    "signing": SigningConfig,
     "backend": BackendConfig,
 }
 LISTS: dict[str, type[Any]] = {
@@ -204,6 +236,7 @@ LISTS: dict[str, type[Any]] = {
     "watch": WatchConfig,
     "upstream": UpstreamConfig,
     "fleet": FleetConfig,
+    "trust": TrustConfig,
 }
 
 

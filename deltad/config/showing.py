@@ -11,17 +11,20 @@ from deltad.config.sections import Config, brackets, keys
 def dump(config: Config) -> dict[str, Any]:
     """The whole tree with its defaults filled in, as the file's own sections and keys, ready for JSON.
 
-    Written back as TOML it loads to an equal tree. Token files are named, tokens are not read.
+    Written back as TOML it loads to an equal tree. Files with secrets are named, and not read.
     """
     sections: dict[str, Any] = {"daemon": _dump_section(config.daemon)}
     if config.relay:
         sections["relay"] = _dump_section(config.relay)
     if config.metrics:
         sections["metrics"] = _dump_section(config.metrics)
+    if config.signing:
+        sections["signing"] = _dump_section(config.signing)
     sections["run"] = [_dump_section(run) for run in config.runs]
     sections["watch"] = [_dump_section(watch) for watch in config.watches]
     sections["upstream"] = [_dump_section(upstream) for upstream in config.upstreams]
     sections["fleet"] = [_dump_section(fleet) for fleet in config.fleets]
+    sections["trust"] = [_dump_section(trust) for trust in config.trusts]
     sections["backend"] = _dump_section(config.backend)
     return sections
 

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from deltad.config.key_file import KeyFile
 from deltad.config.token_file import TokenFile
+from deltad.delta.keys import PublicKey, parse_public_key
+from deltad.errors import FormatError
 from deltad.types import parse_run
 
 _DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h)", re.ASCII)
@@ -56,6 +59,12 @@ def text(value: object) -> str:
     return value
 
 
+def words(value: object, base: Path) -> str:
+    if not text(value).isprintable() or len(text(value)) > 80:
+        raise RefusedError("at most 80 printable characters")
+    return text(value)
+
+
 def named(parse: Callable[[str], object]) -> Parser:
     return lambda value, base: parse(text(value))
 
@@ -69,6 +78,17 @@ def path(value: object, base: Path) -> Path:
 
 def token_file(value: object, base: Path) -> TokenFile:
     return TokenFile(path(value, base))
+
+
+def key_file(value: object, base: Path) -> KeyFile:
+    return KeyFile(path(value, base))
+
+
+def public_key(value: object, base: Path) -> PublicKey:
+    try:
+        return parse_public_key(text(value))
+    except FormatError as error:
+        raise RefusedError(error.expected) from None
 
 
 def duration(least: float) -> Parser:
@@ -148,6 +168,18 @@ def choice(*choices: str) -> Parser:
     return parse
 
 
+def choices(*known: str) -> Parser:
+    """One of `known` or a list of them."""
+
+    def parse(value: object, base: Path) -> tuple[str, ...]:
+        given = value if isinstance(value, list) else [value]
+        if not given or any(not isinstance(word, str) or word not in known for word in given):
+            raise RefusedError(" or ".join(repr(word) for word in known) + ", or a list of them")
+        return tuple(dict.fromkeys(given))
+
+    return parse
+
+
 def pattern(value: object, base: Path) -> str:
     given = text(value)
     around = given.replace("{number}", "", 1)
@@ -168,9 +200,9 @@ def run_names(value: object, base: Path) -> tuple[str, ...]:
 def shown(value: object) -> object:
     """A value that is its own text, or has one, as it stands in the file."""
     match value:
-        case Path() | Address():
+        case Path() | Address() | PublicKey():
             return str(value)
-        case TokenFile():
+        case TokenFile() | KeyFile():
             return str(value.path)
         case tuple():
             return list(value)

@@ -23,6 +23,7 @@ from deltad.client.messages import (
     ExportReply,
     ExportRequest,
     NextReply,
+    PinReply,
     PublishReply,
     PublishRequest,
     RegionReport,
@@ -52,6 +53,7 @@ from deltad.protocol.mode import AUTO, ModeChoice, choose_mode
 from deltad.relay.puller import Puller, PullStats
 from deltad.store.announce import Announcements
 from deltad.store.garbage import Collected, Explained
+from deltad.store.pins import Pin
 from deltad.store.store import Store
 from deltad.types import RunId, Variant, Version, parse_daemon_name, parse_version
 
@@ -233,6 +235,18 @@ class Node:
     async def verify(self, run: RunId, request: VerifyRequest) -> VerifyReply:
         versions = self.versions_of(run)
         return await versions.verify(self._version(versions, request.version))
+
+    async def pin(self, run: RunId, version: Version, by: str, why: str) -> PinReply:
+        reply = await self.versions_of(run).pin(version, Pin(by, why, time.time()))
+        if reply.changed:
+            log.info("version_pinned", run=run, version=str(version), by=by, why=why)
+        return reply
+
+    async def unpin(self, run: RunId, version: Version) -> PinReply:
+        reply = await self.versions_of(run).unpin(version)
+        if reply.changed:
+            log.info("version_unpinned", run=run, version=str(version))
+        return reply
 
     async def collect(self, request: CollectRequest) -> CollectReply:
         self._renew_leases(time.monotonic())

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from deltad.delta.manifest import Manifest, decode_manifest, decode_page
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord, decode_record
 from deltad.errors import DeltadError, FormatError, IntegrityError, NotFoundError, StoreFullError
 from deltad.limits import Limits
-from deltad.protocol.publish import check_same, check_successor
+from deltad.protocol.publish import check_same, check_successor, is_gap
 from deltad.protocol.pull_plan import check_manifest, check_tables
 from deltad.store.disk import FileSystem, make_directory, read_file, store_error, write_durably
 from deltad.store.leases import LEASE_SECONDS, Leases
@@ -92,7 +92,7 @@ class RunStore:
         with self._lock:
             record = self._records.get(version)
         if record is None:
-            raise NotFoundError(f"{VersionId(self.run, version)}", found="not held here", hint="see `deltad log`")
+            raise self._not_held(version, self.records())
         return record
 
     def record_bytes(self, version: Version) -> bytes:
@@ -130,20 +130,28 @@ class RunStore:
                 self._latest = record.version
             return True
 
-    def pin(self, version: Version, by: str, why: str) -> None:
-        """Keep a version whatever the retention says; durable on return. Raises NotFoundError."""
+    def pin(self, version: Version, pin: Pin) -> bool:
+        """Keep a version whatever the retention says; durable on return. False if it was pinned for that reason before.
+
+        A new reason, or another's, replaces the one before. Raises NotFoundError, StoreError.
+        """
         with self._writer:
             self.record(version)
-            self._pins.add(version, Pin(by, why))
+            before = self._pins.all().get(version)
+            if before is not None and (before.by, before.why) == (pin.by, pin.why):
+                return False
+            self._pins.add(version, pin)
+            return True
 
-    def unpin(self, version: Version) -> None:
-        """Leave a version to the retention again."""
+    def unpin(self, version: Version) -> bool:
+        """Leave a version to the retention again. False if it was not pinned. Raises NotFoundError, StoreError."""
         with self._writer:
-            self._pins.remove(version)
+            self.record(version)
+            return self._pins.remove(version)
 
-    def pins(self) -> dict[Version, Pin]:
-        with self._writer:
-            return self._pins.all()
+    def pins(self) -> Mapping[Version, Pin]:
+        """What is pinned now. Waits for nobody."""
+        return self._pins.all()
 
     def lease(self, holder: str, version: Version, seconds: float = LEASE_SECONDS) -> None:
         """`holder` reads this version, and will want the newer ones. Replaces its earlier lease of any run.
@@ -152,8 +160,12 @@ class RunStore:
         """
         with self._lock:
             if version not in self._records:
-                raise NotFoundError(f"{VersionId(self.run, version)}", found="not held here", hint="see `deltad log`")
+                raise self._not_held(version, [self._records[known] for known in sorted(self._records)])
             self._leases.renew(holder, self.run, version, seconds)
+
+    def _not_held(self, version: Version, held: list[VersionRecord]) -> NotFoundError:
+        gone = "; what lay there was let go by the retention, or never pulled" if is_gap(version, held) else ""
+        return NotFoundError(f"{VersionId(self.run, version)}", found=f"not held here{gone}", hint="see `deltad log`")
 
     def candidates(self) -> list[Candidate]:
         """All versions in ascending order, each with what speaks for keeping it; `bytes` is not filled in."""

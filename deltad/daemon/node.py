@@ -62,7 +62,9 @@ log = structlog.get_logger()
 _TRAILING_NUMBER = re.compile(r"([0-9]{1,15})\Z")
 _ALL = "*"
 MEASURE_SECONDS = 30.0
-"""How often the size of the store is measured, which walks all of it."""
+"""How often the size of the store is measured, which walks all of it; sooner after it has changed."""
+MEASURE_SHARE = 0.02
+"""How much of the time may go into that."""
 MIRROR_REST_SECONDS = 300.0
 """How long a mirror that could not advance is left alone."""
 
@@ -104,6 +106,9 @@ class Node:
         self._started = time.monotonic()
         self._store_bytes = 0
         self._next_measure = 0.0
+        self._may_measure = 0.0
+        self._grown = False
+        """Whether versions have come or gone since the store was measured."""
         self._mirror_rests: dict[RunId, float] = {}
         self._keeper = Keeper(store, config)
 
@@ -164,6 +169,7 @@ class Node:
             self._activities.pop(run, None)
         info = versions.info(published.record.version)
         if not published.already:
+            self._grown = True
             self.metrics.published(info)
             log.info(
                 "version_published",
@@ -189,6 +195,7 @@ class Node:
         versions.note(record.version, Note(Seconds(transfer=stats.seconds), pulled_bytes=stats.bytes))
         info = versions.info(record.version)
         self.metrics.pulled(info)
+        self._grown = True
         self.announcements.announce()
 
     # The port of the local API.
@@ -251,6 +258,7 @@ class Node:
     async def collect(self, request: CollectRequest) -> CollectReply:
         self._renew_leases(time.monotonic())
         collected = await self._keeper.collect(dry_run=request.dry_run)
+        self._grown = True
         self._forget_gone()
         return _collect_reply(collected)
 
@@ -319,7 +327,8 @@ class Node:
         write("backend_switched", backend=switch.backend, backend_reason=switch.reason)
 
     def describe_all(self) -> None:
-        """Read the description of every version that is held. Blocks; called before anything is served."""
+        """Read what every version that is held is, and takes. Blocks; called before anything is served."""
+        self._measure()
         for run in self.runs():
             if latest := self.versions_of(run).all()[-1:]:
                 self.metrics.latest(latest[0])
@@ -331,9 +340,8 @@ class Node:
     async def do_chores(self) -> None:
         """Refresh gauges, drop exports that nobody needs, let mirrors catch up."""
         now = time.monotonic()
-        if now >= self._next_measure:
-            self._store_bytes = await asyncio.to_thread(self.store.used_bytes)
-            self._next_measure = now + MEASURE_SECONDS
+        if now >= self._next_measure or (self._grown and now >= self._may_measure):
+            await asyncio.to_thread(self._measure)
         self.metrics.store(used=self._store_bytes, free=self.store.free_bytes())
         for upstream in self._upstreams():
             self.metrics.upstream(upstream.url, up=upstream.up)
@@ -352,6 +360,14 @@ class Node:
         else:
             self.unwell.pop("garbage", None)
         self._forget_gone()
+
+    def _measure(self) -> None:
+        began = time.monotonic()
+        self._grown = False
+        self._store_bytes = self.store.used_bytes()
+        took = time.monotonic() - began
+        self._next_measure = began + max(MEASURE_SECONDS, took / MEASURE_SHARE)
+        self._may_measure = began + took / MEASURE_SHARE
 
     def _forget_gone(self) -> None:
         for versions in self._runs.values():

@@ -50,6 +50,18 @@ def bind_unix_socket(path: Path) -> socket.socket:
     return listener
 
 
+def bind_tcp_once(host: str, port: int) -> None:
+    """Bind every address that a name stands for, and let go of it. Raises OSError."""
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    ):
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(address)
+
+
 def caller_name(connection: socket.socket) -> str:
     """Who is at the other end of a connection to the Unix socket, as the kernel knows it: `ana (uid 1000)`.
 

@@ -304,6 +304,7 @@ class RunStore:
         directory = self.directory / "records"
         try:
             if self._files.entry(directory) is None:
+                self._check_pointer()  # which needs a record: without one nothing may have been committed
                 return
             # A name whose directory was not synced before a kill is there, but not yet for good.
             self._files.sync_directory(self.directory)
@@ -323,7 +324,12 @@ class RunStore:
         match = _RECORD_NAME.fullmatch(path.name)
         if not match:
             raise FormatError(f"{path}", expected="a record named like e000001-v000123.record")
-        record = decode_record(read_file(path, self._files), limits=self._limits)
+        try:
+            record = decode_record(read_file(path, self._files), limits=self._limits)
+        except FormatError as error:
+            raise FormatError(
+                f"{path}: {error.thing}", expected=error.expected, found=error.found, hint=error.hint
+            ) from None
         if record.run != self.run or record.version != Version(int(match[1]), int(match[2])):
             raise IntegrityError(f"{path}", expected=f"the record of {self.run}", found=f"that of {record.id}")
         self._records[record.version] = record

@@ -116,3 +116,15 @@ async def test_a_pinned_version_stays_and_is_told_of_until_it_is_unpinned(daemon
     assert await daemon.kept() == [4, 5]
     with pytest.raises(NotFoundError, match="v000002: not held here; what lay there was let go"):
         await daemon.node.pin(RUN, Version(1, 2), "ana (uid 1000)", "")
+
+
+async def test_what_the_store_takes_is_told_from_the_start_and_soon_after_it_has_changed(daemon: Daemon) -> None:
+    held = daemon.store.used_bytes()
+    again = Node(daemon.node.config, daemon.store)
+    again.describe_all()
+    assert again.status().store_bytes == held > 0
+    daemon.node = again
+    await daemon.publish()
+    while again.status().store_bytes == held:
+        await again.do_chores()
+    assert again.status().store_bytes == daemon.store.used_bytes()

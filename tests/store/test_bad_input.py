@@ -12,7 +12,6 @@ import pytest
 
 from deltad.delta.backend import choose
 from deltad.errors import DeltadError, FormatError, IntegrityError, StoreError
-from deltad.figures import when
 from deltad.store.garbage import GRACE_SECONDS, collect
 from deltad.store.leases import LEASE_SECONDS
 from deltad.store.mirror import Mirror
@@ -227,7 +226,6 @@ def test_versions_of_a_clock_far_ahead_or_behind_are_versions_like_any_other(lin
     run = lineage.versions[0].run
     assert whole_versions(store, run) == [version.version for version in forged]
     assert store.run(run).latest() == forged[-1].record
-    assert [when(version.record.created_ns / 1e9) for version in forged[1:]] == ["–", "–"]
 
 
 def test_how_long_a_version_is_kept_does_not_depend_on_the_wall_clock() -> None:

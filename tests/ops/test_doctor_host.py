@@ -19,7 +19,7 @@ import pytest
 
 from deltad.config import Config, load_config
 from deltad.ops.doctor import Level, examine, gather
-from deltad.ops.doctor.kernel import holder, inotify_used, seconds_lived
+from deltad.ops.doctor.kernel import flock_holder, holder, inotify_used, seconds_lived
 from deltad.store.store import Store
 from tests.kit.versions import Lineage
 
@@ -111,6 +111,16 @@ def test_a_clock_that_was_set_since_the_daemon_started_is_noticed(tmp_path: Path
     (jumped,) = [one for one in examine(configured(tmp_path), facts) if "was set" in one.found]
     assert jumped.level is Level.WARNING
     assert jumped.found.startswith("it was set forward by ")
+
+
+def test_the_holder_of_a_lock_is_told_from_those_that_wait_for_it_and_from_other_kinds_of_lock() -> None:
+    locks = """1: POSIX  ADVISORY  WRITE 11 fe:00:2196 0 EOF
+2: FLOCK  ADVISORY  WRITE 7638 fe:00:2196 0 EOF
+2: -> FLOCK  ADVISORY  WRITE 99 fe:00:2196 0 EOF
+3: FLOCK  ADVISORY  READ 0 fe:00:2197 0 EOF"""
+    assert flock_holder(locks, "fe:00:2196") == 7638
+    assert flock_holder(locks, "fe:00:2197") is None, "a process of another name space"
+    assert flock_holder(locks, "fe:00:219") is None
 
 
 def test_a_processes_age_is_that_of_a_clock_that_is_never_set() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import sys
 from contextlib import suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 _STATUS_OFFSET = 40
 _UNSYNCHRONISED = 0x40
 _TIME_ERROR = 5
+_FLOCK = re.compile(r"[0-9]+: FLOCK +[A-Z]+ +[A-Z]+ +([0-9]+) ([0-9a-f]+:[0-9a-f]+:[0-9]+) ", re.ASCII)
 _NO_LIMIT = 1 << 60
 """Control groups of version 1 say `no limit` as a number near 2^63."""
 
@@ -58,14 +60,19 @@ def holder(lock: Path) -> tuple[int | None, float | None]:
         found = lock.stat()
     except OSError:
         return None, None
-    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
-    for line in text("/proc/locks").splitlines():
-        # 1: FLOCK  ADVISORY  WRITE 7638 fe:00:2196141 0 EOF
-        fields = line.split()
-        if "FLOCK" in fields and f"{device}:{found.st_ino}" in fields:
-            process = int(fields[4])
-            return (process if process > 0 else None), found.st_mtime
-    return None, None
+    file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    process = flock_holder(text("/proc/locks"), file)
+    return process, None if process is None else found.st_mtime
+
+
+def flock_holder(locks: str, file: str) -> int | None:
+    """The process that has an flock on `file`, given as `major:minor:inode`, in the words of /proc/locks."""
+    for line in locks.splitlines():
+        # 1: FLOCK  ADVISORY  WRITE 7638 fe:00:2196141 0 EOF; those that wait have an arrow before FLOCK.
+        match = _FLOCK.match(line)
+        if match and match[2] == file:
+            return int(match[1]) or None  # 0 is a process of another name space
+    return None
 
 
 def seconds_lived(process: int) -> float | None:

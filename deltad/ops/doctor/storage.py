@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from deltad.config import Config
-from deltad.figures import count, duration
+from deltad.figures import count, duration, size
 from deltad.ops.doctor.facts import Disk, Facts
 from deltad.ops.doctor.finding import Finding, Level
 from deltad.ops.doctor.magic import IN_MEMORY, NETWORK, name_of
@@ -50,7 +50,8 @@ def examine_store(config: Config, facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Level.OK,
             "store",
-            f"{path}, {look.format.strip() or 'empty'}, {count(len(look.runs), 'run')}, {count(held, 'version')}",
+            f"{path}, {look.format.strip() or 'empty'}, {count(len(look.runs), 'run')}, {count(held, 'version')}, "
+            f"{size(look.pack_bytes)} in packs",
         )
     for run in look.runs:
         if run.unreadable:

@@ -107,7 +107,7 @@ class Node:
         self._store_bytes = 0
         self._next_measure = 0.0
         self._may_measure = 0.0
-        self._grown = False
+        self._changed = False
         """Whether versions have come or gone since the store was measured."""
         self._mirror_rests: dict[RunId, float] = {}
         self._keeper = Keeper(store, config)
@@ -169,7 +169,7 @@ class Node:
             self._activities.pop(run, None)
         info = versions.info(published.record.version)
         if not published.already:
-            self._grown = True
+            self._changed = True
             self.metrics.published(info)
             log.info(
                 "version_published",
@@ -195,7 +195,7 @@ class Node:
         versions.note(record.version, Note(Seconds(transfer=stats.seconds), pulled_bytes=stats.bytes))
         info = versions.info(record.version)
         self.metrics.pulled(info)
-        self._grown = True
+        self._changed = True
         self.announcements.announce()
 
     # The port of the local API.
@@ -258,7 +258,6 @@ class Node:
     async def collect(self, request: CollectRequest) -> CollectReply:
         self._renew_leases(time.monotonic())
         collected = await self._keeper.collect(dry_run=request.dry_run)
-        self._grown = True
         self._forget_gone()
         return _collect_reply(collected)
 
@@ -340,7 +339,7 @@ class Node:
     async def do_chores(self) -> None:
         """Refresh gauges, drop exports that nobody needs, let mirrors catch up."""
         now = time.monotonic()
-        if now >= self._next_measure or (self._grown and now >= self._may_measure):
+        if now >= self._next_measure or (self._changed and now >= self._may_measure):
             await asyncio.to_thread(self._measure)
         self.metrics.store(used=self._store_bytes, free=self.store.free_bytes())
         for upstream in self._upstreams():
@@ -363,7 +362,7 @@ class Node:
 
     def _measure(self) -> None:
         began = time.monotonic()
-        self._grown = False
+        self._changed = False
         self._store_bytes = self.store.used_bytes()
         took = time.monotonic() - began
         self._next_measure = began + max(MEASURE_SECONDS, took / MEASURE_SHARE)
@@ -371,7 +370,7 @@ class Node:
 
     def _forget_gone(self) -> None:
         for versions in self._runs.values():
-            versions.forget_gone()
+            self._changed |= versions.forget_gone()
 
     def _renew_leases(self, now: float) -> None:
         self._keeper.renew_leases(self.fleet.view(run, self.versions_of(run).all(), now) for run in self.runs())

@@ -93,12 +93,13 @@ class Versions:
         self._notes.write(version, note)
         self._described.pop(version, None)
 
-    def forget_gone(self) -> None:
-        """Forget what was noted about versions that are not held any more."""
-        held = {record.version for record in self.records.records()}
-        for version in self._described.keys() - held:
+    def forget_gone(self) -> bool:
+        """Forget what was noted about versions that are not held any more. False if there are none."""
+        gone = self._described.keys() - {record.version for record in self.records.records()}
+        for version in gone:
             del self._described[version]
             self._notes.forget(version)
+        return bool(gone)
 
     async def publish(self, origin: Origin, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
         """See `Origin.publish`. What has begun goes on to its end, whatever becomes of the caller."""

@@ -39,6 +39,7 @@ from deltad.daemon.keeping import Keeper
 from deltad.daemon.notes import Note
 from deltad.daemon.origin import Origin, Published, PublishOptions
 from deltad.daemon.remarks import Remarks
+from deltad.daemon.store_size import StoreSize
 from deltad.daemon.versions import Versions
 from deltad.delta.backend.choice import Candidates, candidates, probe
 from deltad.delta.backend.fallback import Switch
@@ -61,10 +62,6 @@ log = structlog.get_logger()
 
 _TRAILING_NUMBER = re.compile(r"([0-9]{1,15})\Z")
 _ALL = "*"
-MEASURE_SECONDS = 30.0
-"""How often the size of the store is measured, which walks all of it; sooner after it has changed."""
-MEASURE_SHARE = 0.02
-"""How much of the time may go into that."""
 MIRROR_REST_SECONDS = 300.0
 """How long a mirror that could not advance is left alone."""
 
@@ -104,11 +101,7 @@ class Node:
         self._runs: dict[RunId, Versions] = {}
         self._origins: dict[RunId, Origin] = {}
         self._started = time.monotonic()
-        self._store_bytes = 0
-        self._next_measure = 0.0
-        self._may_measure = 0.0
-        self._changed = False
-        """Whether versions have come or gone since the store was measured."""
+        self._size = StoreSize(store)
         self._mirror_rests: dict[RunId, float] = {}
         self._keeper = Keeper(store, config)
 
@@ -169,7 +162,7 @@ class Node:
             self._activities.pop(run, None)
         info = versions.info(published.record.version)
         if not published.already:
-            self._changed = True
+            self._size.came(info.delta_bytes)
             self.metrics.published(info)
             log.info(
                 "version_published",
@@ -194,8 +187,8 @@ class Node:
         versions = self.versions_of(RunId(record.run))
         versions.note(record.version, Note(Seconds(transfer=stats.seconds), pulled_bytes=stats.bytes))
         info = versions.info(record.version)
+        self._size.came(info.delta_bytes)
         self.metrics.pulled(info)
-        self._changed = True
         self.announcements.announce()
 
     # The port of the local API.
@@ -268,7 +261,6 @@ class Node:
         return self.versions_of(run).next_for(variant, served)
 
     def status(self) -> StatusView:
-        # The size of the store is the last one that the chores found: a view must not walk the disk.
         now = time.monotonic()
         standings = self.standings()
         reasons = self.reasons()
@@ -282,7 +274,7 @@ class Node:
             ready=not reasons,
             reasons=tuple(reasons),
             store=str(self.store.path),
-            store_bytes=self._store_bytes,
+            store_bytes=self._size.bytes,
             free_bytes=self.store.free_bytes(),
             region=self.fleet.region(standings, now),
             upstreams=tuple(puller.view() for puller in self.pullers),
@@ -327,7 +319,7 @@ class Node:
 
     def describe_all(self) -> None:
         """Read what every version that is held is, and takes. Blocks; called before anything is served."""
-        self._measure()
+        self._size.measure()
         for run in self.runs():
             if latest := self.versions_of(run).all()[-1:]:
                 self.metrics.latest(latest[0])
@@ -339,9 +331,9 @@ class Node:
     async def do_chores(self) -> None:
         """Refresh gauges, drop exports that nobody needs, let mirrors catch up."""
         now = time.monotonic()
-        if now >= self._next_measure or (self._changed and now >= self._may_measure):
-            await asyncio.to_thread(self._measure)
-        self.metrics.store(used=self._store_bytes, free=self.store.free_bytes())
+        if self._size.is_due(now):
+            await asyncio.to_thread(self._size.measure)
+        self.metrics.store(used=self._size.bytes, free=self.store.free_bytes())
         for upstream in self._upstreams():
             self.metrics.upstream(upstream.url, up=upstream.up)
         self.fleet.forget_silent(now)
@@ -360,17 +352,10 @@ class Node:
             self.unwell.pop("garbage", None)
         self._forget_gone()
 
-    def _measure(self) -> None:
-        began = time.monotonic()
-        self._changed = False
-        self._store_bytes = self.store.used_bytes()
-        took = time.monotonic() - began
-        self._next_measure = began + max(MEASURE_SECONDS, took / MEASURE_SHARE)
-        self._may_measure = began + took / MEASURE_SHARE
-
     def _forget_gone(self) -> None:
         for versions in self._runs.values():
-            self._changed |= versions.forget_gone()
+            if versions.forget_gone():
+                self._size.went()
 
     def _renew_leases(self, now: float) -> None:
         self._keeper.renew_leases(self.fleet.view(run, self.versions_of(run).all(), now) for run in self.runs())

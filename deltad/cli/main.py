@@ -18,11 +18,13 @@ from deltad.cli.config import config
 from deltad.cli.connect import help_if_alone
 from deltad.cli.demo import demo
 from deltad.cli.diff import diff
+from deltad.cli.doctor import doctor
 from deltad.cli.export import export
 from deltad.cli.gc import gc
 from deltad.cli.inspect import inspect
 from deltad.cli.keys import keys
 from deltad.cli.output import clean
+from deltad.cli.pin import pin, unpin
 from deltad.cli.publish import publish, pull
 from deltad.cli.serve import serve
 from deltad.cli.status import status
@@ -41,7 +43,7 @@ Versions:
 \b
 Exit codes:
     0  done
-    1  the demo ended, but not every version that was served is the published one
+    1  `demo` ended, but not every version that was served is the published one; `doctor` found an error
    64  the command line cannot work, or a name is malformed
    65  bad data: a checkpoint, file or version is not what it should be
    66  a file, run or version that was named does not exist
@@ -87,7 +89,9 @@ def deltad(context: click.Context) -> int | None:
     return help_if_alone(context)
 
 
-for _command in (serve, publish, pull, status, log, diff, inspect, verify, export, gc, keys, config, demo):
+_DAILY = (serve, publish, pull, status, log, diff, inspect, verify, export)
+_NOW_AND_THEN = (pin, unpin, gc, doctor, keys, config, demo)
+for _command in (*_DAILY, *_NOW_AND_THEN):
     deltad.add_command(_command)
 
 

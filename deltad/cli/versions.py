@@ -14,7 +14,7 @@ from deltad.ops.blocks import Cell, Facts, Table, Tone, columns
 from deltad.types import RunId, Version, parse_run, parse_version
 
 if TYPE_CHECKING:
-    from deltad.client.messages import VersionInfo
+    from deltad.client.messages import PinInfo, VersionInfo
 
 
 @click.command(short_help="List the versions of a run, newest first.")
@@ -26,9 +26,9 @@ def log(daemon: Daemon, run: RunId | None, limit: int | None, as_json: bool) -> 
     """List the versions of RUN, newest first.
 
     For each: when it was published, its kind, the share of elements that changed, its bytes and their
-    share of the full weights, how it is coded, and who published it; and where it was published here, why
-    it is coded so. Where a new epoch opens, the version it forks from is named, and how many versions that
-    leaves behind.
+    share of the full weights, how it is coded, and who published it; who pinned it, if anybody did; and where
+    it was published here, why it is coded so. Where a new epoch opens, the version it forks from is named, and
+    how many versions that leaves behind.
 
     \b
     Examples:
@@ -53,7 +53,8 @@ def log_table(run: str, newest_first: Sequence[VersionInfo], forked: dict[str, s
     for info in newest_first:
         fork = forked.get(info.version, "")
         identity = f"identity {info.identity}" if info.identity else ""
-        note = "; ".join(filter(None, (fork, info.reason, info.coder_reason, identity)))
+        pin = f"pinned by {pinned_by(info.pin)}" if info.pin else ""
+        note = "; ".join(filter(None, (fork, pin, info.reason, info.coder_reason, identity)))
         rows.append(
             (
                 info.version,
@@ -86,6 +87,12 @@ def forks(ascending: Sequence[VersionInfo]) -> dict[str, str]:
             )
         before.append(version)
     return notes
+
+
+def pinned_by(pin: PinInfo) -> str:
+    """Who pinned a version, when and why."""
+    since = f" on {when(pin.at)}" if pin.at else ""
+    return f"{pin.by}{since}" + (f": {pin.why}" if pin.why else "")
 
 
 def version_facts(info: VersionInfo) -> Facts:

@@ -25,6 +25,8 @@ from deltad.client.messages import (
     FleetView,
     LatestReply,
     NextReply,
+    PinReply,
+    PinRequest,
     PublishReply,
     PublishRequest,
     PullRequest,
@@ -106,6 +108,14 @@ class Client:
         """Rebuild a version (the newest, if empty) from what is stored and compare its root."""
         request = VerifyRequest(str(version))
         return self._post(VerifyReply, f"/v1/runs/{quote(run, safe='')}/verify", request, wait=timeout)
+
+    def pin(self, run: str, version: Version | str, why: str = "") -> PinReply:
+        """Keep a version whatever the retention says, until it is unpinned; durable when this returns."""
+        return self._post(PinReply, _pin_path(run, version), PinRequest(why))
+
+    def unpin(self, run: str, version: Version | str) -> PinReply:
+        """Leave a version to the retention again."""
+        return self._json(PinReply, "DELETE", _pin_path(run, version))
 
     def collect(self, *, dry_run: bool = False, timeout: float = WORK_SECONDS) -> CollectReply:
         """Let the daemon remove what nobody needs; with `dry_run` it only says what that would be, and why."""
@@ -238,6 +248,10 @@ def _all_kinds(base: type[DeltadError]) -> dict[str, type[DeltadError]]:
 
 
 _KINDS = _all_kinds(DeltadError)
+
+
+def _pin_path(run: str, version: Version | str) -> str:
+    return f"/v1/runs/{quote(run, safe='')}/versions/{quote(str(version), safe='')}/pin"
 
 
 def _query(**parameters: Any) -> str:

@@ -44,8 +44,18 @@ class Seconds(msgspec.Struct, frozen=True, omit_defaults=True):
     verify: float = 0.0
 
 
+class PinInfo(msgspec.Struct, frozen=True):
+    """Who wants a version kept whatever the retention says, why, and since when in Unix seconds (0: not noted)."""
+
+    by: str
+    why: str
+    at: float = 0.0
+
+
 class VersionInfo(msgspec.Struct, frozen=True):
     """One version as a daemon holds it. `pulled_bytes` is all that this daemon fetched for it.
+
+    `pin` is there while it is pinned at this daemon.
 
     `coder` is how its edge is coded: where it was published here, the mode, and `coder_reason` says why it
     was chosen; elsewhere, the coder of its frames. Empty where nothing is coded.
@@ -72,6 +82,7 @@ class VersionInfo(msgspec.Struct, frozen=True):
     seconds: Seconds = Seconds()
     coder: str = ""
     coder_reason: str = ""
+    pin: PinInfo | None = None
 
 
 class ReplicaReport(msgspec.Struct, frozen=True):
@@ -255,6 +266,20 @@ class VerifyReply(msgspec.Struct, frozen=True):
     match: bool
     tensors: int
     wrong_tensors: tuple[str, ...] = ()
+
+
+class PinRequest(msgspec.Struct, frozen=True):
+    """Keep a version whatever the retention says. The daemon notes who asked, as the system tells it."""
+
+    why: str = ""
+
+
+class PinReply(msgspec.Struct, frozen=True):
+    """The version's pin now, if it has one; `changed` is false where it was as asked before."""
+
+    version: str
+    pin: PinInfo | None
+    changed: bool
 
 
 class CollectRequest(msgspec.Struct, frozen=True):

@@ -114,7 +114,7 @@ class WatchConfig:
     `quiet`: how long a complete checkpoint must stand still before it is read. Default `1s`.
     `rescan`: how often the directory is read again, whatever the file system's events say. Default `5s`.
     `on_conflict`: what to do with other bytes under a number that was published: `refuse` them, or open
-    a `new_epoch`. Default `refuse`.
+    a `new_epoch`. A number that was let go since is refused in any case: it cannot be compared. Default `refuse`.
     """
 
     run: RunId = field(metadata=_reads(values.named(parse_run)))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deltad.client.messages import Step, VersionInfo
+from deltad.client.messages import PinInfo, Step, VersionInfo
 from deltad.daemon.notes import Note
 from deltad.delta.coding import coder_name
 from deltad.delta.record import VersionRecord
 from deltad.store.derived import edge_bytes
 from deltad.store.path import Hop
+from deltad.store.pins import Pin
 from deltad.store.runs import RunStore
 
 
-def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note) -> VersionInfo:
+def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note, pin: Pin | None = None) -> VersionInfo:
     """Everything the API says about one version, in its first variant. Reads its manifest."""
     variant = record.variants[0]
     edge = run.edges(record.version, variant.name)[0]
@@ -40,7 +41,12 @@ def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note) 
         seconds=note.seconds,
         coder=note.coder or coder_names(manifest.coders),
         coder_reason=note.coder_reason,
+        pin=pin_info(pin),
     )
+
+
+def pin_info(pin: Pin | None) -> PinInfo | None:
+    return None if pin is None else PinInfo(pin.by, pin.why, pin.at)
 
 
 def coder_names(coders: Sequence[int]) -> str:

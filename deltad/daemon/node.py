@@ -23,6 +23,7 @@ from deltad.client.messages import (
     ExportReply,
     ExportRequest,
     NextReply,
+    PinReply,
     PublishReply,
     PublishRequest,
     RegionReport,
@@ -38,6 +39,7 @@ from deltad.daemon.keeping import Keeper
 from deltad.daemon.notes import Note
 from deltad.daemon.origin import Origin, Published, PublishOptions
 from deltad.daemon.remarks import Remarks
+from deltad.daemon.store_size import StoreSize
 from deltad.daemon.versions import Versions
 from deltad.delta.backend.choice import Candidates, candidates, probe
 from deltad.delta.backend.fallback import Switch
@@ -52,6 +54,7 @@ from deltad.protocol.mode import AUTO, ModeChoice, choose_mode
 from deltad.relay.puller import Puller, PullStats
 from deltad.store.announce import Announcements
 from deltad.store.garbage import Collected, Explained
+from deltad.store.pins import Pin
 from deltad.store.store import Store
 from deltad.types import RunId, Variant, Version, parse_daemon_name, parse_version
 
@@ -59,8 +62,6 @@ log = structlog.get_logger()
 
 _TRAILING_NUMBER = re.compile(r"([0-9]{1,15})\Z")
 _ALL = "*"
-MEASURE_SECONDS = 30.0
-"""How often the size of the store is measured, which walks all of it."""
 MIRROR_REST_SECONDS = 300.0
 """How long a mirror that could not advance is left alone."""
 
@@ -100,8 +101,7 @@ class Node:
         self._runs: dict[RunId, Versions] = {}
         self._origins: dict[RunId, Origin] = {}
         self._started = time.monotonic()
-        self._store_bytes = 0
-        self._next_measure = 0.0
+        self._size = StoreSize(store)
         self._mirror_rests: dict[RunId, float] = {}
         self._keeper = Keeper(store, config)
 
@@ -162,6 +162,7 @@ class Node:
             self._activities.pop(run, None)
         info = versions.info(published.record.version)
         if not published.already:
+            self._size.came(info.delta_bytes)
             self.metrics.published(info)
             log.info(
                 "version_published",
@@ -186,6 +187,7 @@ class Node:
         versions = self.versions_of(RunId(record.run))
         versions.note(record.version, Note(Seconds(transfer=stats.seconds), pulled_bytes=stats.bytes))
         info = versions.info(record.version)
+        self._size.came(info.delta_bytes)
         self.metrics.pulled(info)
         self.announcements.announce()
 
@@ -234,6 +236,18 @@ class Node:
         versions = self.versions_of(run)
         return await versions.verify(self._version(versions, request.version))
 
+    async def pin(self, run: RunId, version: Version, by: str, why: str) -> PinReply:
+        reply = await self.versions_of(run).pin(version, Pin(by, why, time.time()))
+        if reply.changed:
+            log.info("version_pinned", run=run, version=str(version), by=by, why=why)
+        return reply
+
+    async def unpin(self, run: RunId, version: Version) -> PinReply:
+        reply = await self.versions_of(run).unpin(version)
+        if reply.changed:
+            log.info("version_unpinned", run=run, version=str(version))
+        return reply
+
     async def collect(self, request: CollectRequest) -> CollectReply:
         self._renew_leases(time.monotonic())
         collected = await self._keeper.collect(dry_run=request.dry_run)
@@ -247,7 +261,6 @@ class Node:
         return self.versions_of(run).next_for(variant, served)
 
     def status(self) -> StatusView:
-        # The size of the store is the last one that the chores found: a view must not walk the disk.
         now = time.monotonic()
         standings = self.standings()
         reasons = self.reasons()
@@ -261,7 +274,7 @@ class Node:
             ready=not reasons,
             reasons=tuple(reasons),
             store=str(self.store.path),
-            store_bytes=self._store_bytes,
+            store_bytes=self._size.bytes,
             free_bytes=self.store.free_bytes(),
             region=self.fleet.region(standings, now),
             upstreams=tuple(puller.view() for puller in self.pullers),
@@ -305,7 +318,8 @@ class Node:
         write("backend_switched", backend=switch.backend, backend_reason=switch.reason)
 
     def describe_all(self) -> None:
-        """Read the description of every version that is held. Blocks; called before anything is served."""
+        """Read what every version that is held is, and takes. Blocks; called before anything is served."""
+        self._size.measure()
         for run in self.runs():
             if latest := self.versions_of(run).all()[-1:]:
                 self.metrics.latest(latest[0])
@@ -317,10 +331,9 @@ class Node:
     async def do_chores(self) -> None:
         """Refresh gauges, drop exports that nobody needs, let mirrors catch up."""
         now = time.monotonic()
-        if now >= self._next_measure:
-            self._store_bytes = await asyncio.to_thread(self.store.used_bytes)
-            self._next_measure = now + MEASURE_SECONDS
-        self.metrics.store(used=self._store_bytes, free=self.store.free_bytes())
+        if self._size.is_due(now):
+            await asyncio.to_thread(self._size.measure)
+        self.metrics.store(used=self._size.bytes, free=self.store.free_bytes())
         for upstream in self._upstreams():
             self.metrics.upstream(upstream.url, up=upstream.up)
         self.fleet.forget_silent(now)
@@ -341,7 +354,8 @@ class Node:
 
     def _forget_gone(self) -> None:
         for versions in self._runs.values():
-            versions.forget_gone()
+            if versions.forget_gone():
+                self._size.went()
 
     def _renew_leases(self, now: float) -> None:
         self._keeper.renew_leases(self.fleet.view(run, self.versions_of(run).all(), now) for run in self.runs())

@@ -32,6 +32,7 @@ from deltad.delta.manifest import ChunkRef, EdgeKind, Manifest, State, make_page
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
 from deltad.errors import BaseMismatchError, CheckpointError, ConflictError, IntegrityError, NotFoundError
 from deltad.protocol.mode import UNMEASURED, ModeChoice
+from deltad.protocol.publish import is_gap
 from deltad.store.mirror import Mirror
 from deltad.store.store import Store
 from deltad.types import RunId, Variant, Version
@@ -110,8 +111,8 @@ class Origin:
             version = Version(latest.version.epoch if latest else 1, number)
             new_epoch = how.get("new_epoch", False)
             if latest is not None and number <= latest.version.number:
-                may_open = new_epoch or how.get("epoch_on_conflict", False)
-                known = self._same_as_known(checkpoint, version, new_epoch=may_open)
+                on_conflict = how.get("epoch_on_conflict", False)
+                known = self._same_as_known(checkpoint, version, new_epoch=new_epoch, on_conflict=on_conflict)
                 if known is not None and (known == latest or not new_epoch):
                     return Published(known, already=True, seconds=Seconds())
                 new_epoch = True
@@ -128,18 +129,25 @@ class Origin:
         is_anchor = record.variants[0].edges[0].kind is EdgeKind.ANCHOR
         return Published(record, already=False, seconds=seconds, coding=None if is_anchor else coding)
 
-    def _same_as_known(self, checkpoint: Checkpoint, version: Version, *, new_epoch: bool) -> VersionRecord | None:
-        """The durable record if it holds these very weights; None if a new epoch is to be opened."""
+    def _same_as_known(
+        self, checkpoint: Checkpoint, version: Version, *, new_epoch: bool, on_conflict: bool
+    ) -> VersionRecord | None:
+        """The durable record if it holds these very weights; None if a new epoch is to be opened.
+
+        A version that was let go can be compared with nothing: whether its checkpoint says anything new is not
+        guessed, and only a caller who asks for a new epoch in so many words is given one.
+        """
         try:
             known = self._run.record(version)
         except NotFoundError:
-            if new_epoch:
+            held = self._run.records()
+            gap = is_gap(version, held)
+            if new_epoch or (on_conflict and not gap):
                 return None
-            latest = self._run.latest()
             raise ConflictError(
                 f"{checkpoint.directory}",
-                expected=f"a number above {latest.version.number if latest else 0}, the newest of run {self._run.run}",
-                found=str(version.number),
+                expected=f"a number above {held[-1].version.number}, the newest of run {self._run.run}",
+                found=f"{version.number}" + (", where versions lay that the retention let go" if gap else ""),
                 hint="if the trainer resumed from an earlier step, publish with a new epoch (`--new-epoch`)",
             ) from None
         sums = sum_weights(checkpoint.layout, checkpoint, self._backend, threads=self._threads)
@@ -147,7 +155,7 @@ class Origin:
         checkpoint.check_unchanged()
         if root == known.variant(self._variant).root:
             return known
-        if new_epoch:
+        if new_epoch or on_conflict:
             return None
         raise ConflictError(
             f"{checkpoint.directory}",

@@ -7,6 +7,7 @@ that fails is logged and started again; it never takes another part down.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -21,7 +22,7 @@ from deltad.config import Address, Config, warnings
 from deltad.daemon.node import Node
 from deltad.daemon.watching import watch
 from deltad.errors import ConfigError
-from deltad.local.binding import bind_unix_socket
+from deltad.local.binding import bind_tcp_once, bind_unix_socket
 from deltad.local.server import LocalServer
 from deltad.ops.health import health_app
 from deltad.ops.logs import configure
@@ -44,11 +45,34 @@ def serve(config: Config) -> int:
     configure()
     for doubt in warnings(config):
         log.warning("config_warning", warning=doubt)
+    if not os.path.exists(config.daemon.store / "FORMAT"):
+        prove_addresses(config)  # a typing error in one of them must leave no empty store behind
     store = Store.open(config.daemon.store)
     try:
         return uvloop.run(_serve(config, store))
     finally:
         store.close()
+
+
+def prove_addresses(config: Config) -> None:
+    """See that every address can be listened on, and let go of it again. Raises ConfigError."""
+    for section, part in (("relay", config.relay), ("metrics", config.metrics)):
+        if part is not None:
+            try:
+                bind_tcp_once(part.listen.host, part.listen.port)
+            except OSError as error:
+                raise _cannot_listen(section, part.listen, error) from None
+    bind_unix_socket(config.daemon.socket).close()
+    config.daemon.socket.unlink(missing_ok=True)
+
+
+def _cannot_listen(section: str, listen: Address, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"[{section}] listen = '{listen}'",
+        expected="an address that this host can listen on",
+        found=error.strerror or str(error),
+        hint="`ss -ltnp` names the process that has it" if error.errno == errno.EADDRINUSE else "",
+    )
 
 
 async def _serve(config: Config, store: Store) -> int:
@@ -126,11 +150,7 @@ async def _bind(runner: web.AppRunner, listen: Address, section: str) -> str:
     try:
         await web.TCPSite(runner, listen.host, listen.port).start()
     except OSError as error:
-        raise ConfigError(
-            f"[{section}] listen = '{listen}'",
-            expected="an address that this host can listen on",
-            found=error.strerror or str(error),
-        ) from None
+        raise _cannot_listen(section, listen, error) from None
     return str(Address(listen.host, runner.addresses[0][1]))
 
 

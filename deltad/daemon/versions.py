@@ -15,8 +15,8 @@ from typing import Unpack
 
 import structlog
 
-from deltad.client.messages import NextReply, VerifyReply, VersionInfo
-from deltad.daemon.describe import describe, describe_step
+from deltad.client.messages import NextReply, PinReply, VerifyReply, VersionInfo
+from deltad.daemon.describe import describe, describe_step, pin_info
 from deltad.daemon.notes import Note, Notes
 from deltad.daemon.origin import Origin, Published, PublishOptions
 from deltad.delta.backend import Backend
@@ -24,6 +24,7 @@ from deltad.delta.layout import decode_layout
 from deltad.delta.record import VersionRecord
 from deltad.errors import FormatError, IntegrityError, NotFoundError, UsageError
 from deltad.store.mirror import Mirror
+from deltad.store.pins import Pin
 from deltad.store.store import Store
 from deltad.types import Digest, RunId, Variant, Version
 
@@ -58,7 +59,8 @@ class Versions:
         if version not in self._described:
             record = self.records.record(version)
             size = self._size(Digest(record.variants[0].layout))
-            self._described[version] = describe(self.records, record, size, self._notes.read(version))
+            pin = self.records.pins().get(version)
+            self._described[version] = describe(self.records, record, size, self._notes.read(version), pin)
         return self._described[version]
 
     def _size(self, layout: Digest) -> int:
@@ -90,12 +92,13 @@ class Versions:
         self._notes.write(version, note)
         self._described.pop(version, None)
 
-    def forget_gone(self) -> None:
-        """Forget what was noted about versions that are not held any more."""
-        held = {record.version for record in self.records.records()}
-        for version in self._described.keys() - held:
+    def forget_gone(self) -> bool:
+        """Forget what was noted about versions that are not held any more. False if there are none."""
+        gone = self._described.keys() - {record.version for record in self.records.records()}
+        for version in gone:
             del self._described[version]
             self._notes.forget(version)
+        return bool(gone)
 
     async def publish(self, origin: Origin, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
         """See `Origin.publish`. What has begun goes on to its end, whatever becomes of the caller."""
@@ -123,6 +126,20 @@ class Versions:
         """Rebuild a version from what is stored, read it back and compare."""
         with self._reading(version, "the verification") as record:
             return await asyncio.to_thread(self._verify, record)
+
+    async def pin(self, version: Version, pin: Pin) -> PinReply:
+        """Keep a version whatever the retention says; durable on return. Raises NotFoundError, StoreError."""
+        changed = await asyncio.to_thread(self.records.pin, version, pin)
+        return self._pin_reply(version, changed)
+
+    async def unpin(self, version: Version) -> PinReply:
+        """Leave a version to the retention again. Raises NotFoundError, StoreError."""
+        changed = await asyncio.to_thread(self.records.unpin, version)
+        return self._pin_reply(version, changed)
+
+    def _pin_reply(self, version: Version, changed: bool) -> PinReply:
+        self._described.pop(version, None)
+        return PinReply(str(version), pin_info(self.records.pins().get(version)), changed)
 
     async def advance_mirror(self) -> None:
         """Let the mirror catch up if its tail has grown long. Off the path of any commit."""

@@ -7,14 +7,17 @@ replaces it. A file that is no socket is never touched.
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 import stat
+import struct
 from pathlib import Path
 
 from deltad.errors import ConfigError
 
 _MODE = 0o660
 _BACKLOG = 128
+_CREDENTIALS = struct.Struct("iii")
 
 
 def bind_unix_socket(path: Path) -> socket.socket:
@@ -45,6 +48,30 @@ def bind_unix_socket(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def bind_tcp_once(host: str, port: int) -> None:
+    """Bind every address that a name stands for, and let go of it. Raises OSError."""
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    ):
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(address)
+
+
+def caller_name(connection: socket.socket) -> str:
+    """Who is at the other end of a connection to the Unix socket, as the kernel knows it: `ana (uid 1000)`.
+
+    May block: looking up a name may ask the network.
+    """
+    _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
 
 
 def _remove_stale(path: Path, thing: str) -> None:

@@ -11,6 +11,7 @@ from deltad.client.messages import (
     ExportReply,
     ExportRequest,
     NextReply,
+    PinReply,
     PublishReply,
     PublishRequest,
     StatusView,
@@ -41,6 +42,14 @@ class Operations(Protocol):
 
     async def verify(self, run: RunId, request: VerifyRequest) -> VerifyReply:
         """Rebuild a version from what is stored and compare its root."""
+        ...
+
+    async def pin(self, run: RunId, version: Version, by: str, why: str) -> PinReply:
+        """Keep a version whatever the retention says; durable on return. Raises NotFoundError."""
+        ...
+
+    async def unpin(self, run: RunId, version: Version) -> PinReply:
+        """Leave a version to the retention again. Raises NotFoundError."""
         ...
 
     async def collect(self, request: CollectRequest) -> CollectReply:

@@ -25,6 +25,7 @@ from deltad.client.messages import (
     FleetView,
     LatestReply,
     NextReply,
+    PinRequest,
     PublishRequest,
     PullRequest,
     RegisterRequest,
@@ -35,6 +36,7 @@ from deltad.client.messages import (
 )
 from deltad.errors import DeltadError, LimitError, NotFoundError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.local.binding import caller_name
 from deltad.local.fleet import Fleet
 from deltad.local.operations import Operations
 from deltad.store.announce import Announcements
@@ -61,6 +63,7 @@ _COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
 _MOST_NUMBER = 10**15 - 1
 _PATH_CHARACTERS = 4096
 _IDENTITY_CHARACTERS = 256
+_REASON_CHARACTERS = 256
 
 log = structlog.get_logger()
 
@@ -100,6 +103,8 @@ class LocalServer:
             (get, "/v1/status", self._status),
             (get, "/v1/runs/{run}/versions", self._versions),
             (get, "/v1/runs/{run}/versions/{version}", self._version),
+            (post, "/v1/runs/{run}/versions/{version}/pin", self._pin),
+            (hdrs.METH_DELETE, "/v1/runs/{run}/versions/{version}/pin", self._unpin),
             (get, "/v1/runs/{run}/records/{version}", self._record),
             (get, "/v1/runs/{run}/latest", self._latest),
             (post, "/v1/runs/{run}/publish", self._publish),
@@ -138,7 +143,21 @@ class LocalServer:
         for info in self._operations.versions(run):
             if parse_version(info.version) == version:
                 return _json(info)
+        if run in self._store.runs():
+            self._store.run(run).record(version)  # knows best what has become of it
         raise NotFoundError(f"{VersionId(run, version)}", found="not held here", hint="see `deltad log`")
+
+    async def _pin(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        run, version, body = _run(request), _version(request), await self._body(request, PinRequest)
+        if len(body.why) > _REASON_CHARACTERS:
+            raise UsageError("reason", expected=f"at most {_REASON_CHARACTERS} characters")
+        by = await asyncio.to_thread(caller_name, request.get_extra_info("socket"))
+        return _json(await self._operations.pin(run, version, by, body.why))
+
+    async def _unpin(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        return _json(await self._operations.unpin(_run(request), _version(request)))
 
     async def _record(self, request: web.Request) -> web.StreamResponse:
         _query(request)

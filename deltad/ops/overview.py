@@ -92,10 +92,11 @@ def _versions(region: RegionReport) -> Table:
     for name, run in sorted(region.runs.items()):
         for info in run.versions[::-1][:_VERSIONS]:
             latest = info.version == run.latest
+            marks = ", ".join(mark for mark, on in (("latest", latest), ("pinned", info.pin is not None)) if on)
             rows.append(
                 (
                     name,
-                    Cell(info.version + (" (latest)" if latest else ""), Tone.PLAIN if latest else Tone.DIM),
+                    Cell(f"{info.version} ({marks})" if marks else info.version, Tone.PLAIN if latest else Tone.DIM),
                     when(info.created),
                     info.kind,
                     percent(info.density),

@@ -6,8 +6,11 @@ number; an older epoch may never write again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from deltad.delta.record import VersionRecord
 from deltad.errors import ConflictError
+from deltad.types import Version
 
 
 def check_successor(latest: VersionRecord | None, record: VersionRecord) -> None:
@@ -35,6 +38,18 @@ def check_successor(latest: VersionRecord | None, record: VersionRecord) -> None
             found=str(record.sequence),
             hint="the record is a replay, or the publisher lost its state",
         )
+
+
+def is_gap(version: Version, held: Sequence[VersionRecord]) -> bool:
+    """Whether versions that were published are missing where `version` would lie among those that are held.
+
+    `held` is in ascending order, without `version`. A run counts its versions in `sequence`, whatever their
+    numbers: where two neighbours do not follow each other in it, something lay between them. Above the newest
+    nothing is missing, since that one is never let go.
+    """
+    above = next((record for record in held if record.version > version), None)
+    below = next((record for record in reversed(held) if record.version < version), None)
+    return above is not None and above.sequence > (below.sequence if below else 0) + 1
 
 
 def check_same(known: VersionRecord, record: VersionRecord) -> None:

@@ -18,6 +18,7 @@ from deltad.delta.coding import CODERS
 from deltad.delta.record import EdgeRef, VersionRecord, decode_record
 from deltad.errors import CoderError, DeltadError, LimitError, NotFoundError, PeerError, StoreError
 from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.protocol.backoff import Backoff
 from deltad.protocol.pull_plan import Arrived, VersionPlan, Wanted
 from deltad.protocol.pull_ways import Graph, Holdings
 from deltad.types import Digest, RunId, Version, VersionId
@@ -41,25 +42,6 @@ class PullPolicy:
     """The coders that this daemon reads. Edges that need others are left alone."""
     chain_bytes: int = 64 << 20
     """Bound on the memory for records of versions that are not committed yet."""
-
-
-class Backoff:
-    """When to try again: the delay doubles from `first` to `longest` and is drawn from its upper half."""
-
-    def __init__(self, first: float, longest: float, rng: random.Random) -> None:
-        self._first = first
-        self._longest = longest
-        self._rng = rng
-        self.failures = 0
-
-    def failed(self, now: float) -> float:
-        """One more failure; returns the time of the next try."""
-        delay = min(self._longest, self._first * 2.0 ** min(self.failures, 64))
-        self.failures += 1
-        return now + delay * (0.5 + self._rng.random() / 2)
-
-    def succeeded(self) -> None:
-        self.failures = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ import structlog
 from deltad.delta.record import VersionRecord
 from deltad.errors import DeltadError, NotFoundError, PeerError, UnavailableError
 from deltad.limits import Limits
+from deltad.protocol.backoff import Backoff
 from deltad.protocol.pull import (
-    Backoff,
     Commit,
     Decision,
     Fetch,

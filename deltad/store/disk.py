@@ -23,6 +23,11 @@ from typing import Protocol
 from deltad.errors import DeltadError, StoreError, StoreFullError
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_HINTS = {
+    errno.EROFS: "mount it for writing; if it was before, the kernel met an error there (`dmesg`)",
+    errno.EACCES: "run as the user whom the store belongs to; `deltad doctor` says what may not be done",
+    errno.EIO: "the disk failed: see `dmesg`, and move the store to another one",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +291,11 @@ def store_error(error: OSError, path: Path, size: int, files: FileSystem = DISK)
             found=f"{error.strerror}, {_free_in_words(path, files)}",
             hint="free some space; publishing and pulling resume by themselves",
         )
-    return StoreError(f"{path}", found=f"{error.strerror} (errno {error.errno})")
+    return StoreError(
+        f"{path}",
+        found=f"{error.strerror} (errno {error.errno})",
+        hint=_HINTS.get(error.errno or 0, "see `deltad doctor`"),
+    )
 
 
 def _free_in_words(path: Path, files: FileSystem) -> str:

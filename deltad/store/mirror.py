@@ -38,6 +38,8 @@ from deltad.store.store import Store
 from deltad.types import Digest, Variant, Version
 
 _GENERATION = re.compile(r"e([0-9]{6,})-v([0-9]{6,})", re.ASCII)
+_OWN = re.compile(r"\.?e[0-9]{6,}-v[0-9]{6,}(\.[0-9a-f]{32})?(\.removed)?", re.ASCII)
+"""Generations, whole, in the making or on their way out; what else lies beside them is not ours to remove."""
 _WINDOW_BYTES = 8 << 20
 
 
@@ -77,7 +79,7 @@ class Mirror:
                 self._build(record, directory)
             # Older generations, and whatever a killed build left.
             for entry in self._files.entries(self._directory):
-                if entry.name != directory.name:
+                if entry.name != directory.name and _OWN.fullmatch(entry.name):
                     _discard(self._directory / entry.name, self._files)
             return directory
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from deltad.delta.manifest import Manifest, decode_manifest, decode_page
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord, decode_record
 from deltad.errors import DeltadError, FormatError, IntegrityError, NotFoundError, StoreFullError
 from deltad.limits import Limits
-from deltad.protocol.publish import check_same, check_successor
+from deltad.protocol.publish import check_same, check_successor, is_gap
 from deltad.protocol.pull_plan import check_manifest, check_tables
 from deltad.store.derived import DerivedEdge, DerivedEdges, derived_edge, edge_bytes
 from deltad.store.disk import FileSystem, make_directory, read_file, store_error, write_durably
@@ -103,7 +103,7 @@ class RunStore:
         with self._lock:
             record = self._records.get(version)
         if record is None:
-            raise NotFoundError(f"{VersionId(self.run, version)}", found="not held here", hint="see `deltad log`")
+            raise self._not_held(version, self.records())
         return record
 
     def record_bytes(self, version: Version) -> bytes:
@@ -146,20 +146,28 @@ class RunStore:
             self._graph.grew(record.version)
             return True
 
-    def pin(self, version: Version, by: str, why: str) -> None:
-        """Keep a version whatever the retention says; durable on return. Raises NotFoundError."""
+    def pin(self, version: Version, pin: Pin) -> bool:
+        """Keep a version whatever the retention says; durable on return. False if it was pinned for that reason before.
+
+        A new reason, or another's, replaces the one before. Raises NotFoundError, StoreError.
+        """
         with self._writer:
             self.record(version)
-            self._pins.add(version, Pin(by, why))
+            before = self._pins.all().get(version)
+            if before is not None and (before.by, before.why) == (pin.by, pin.why):
+                return False
+            self._pins.add(version, pin)
+            return True
 
-    def unpin(self, version: Version) -> None:
-        """Leave a version to the retention again."""
+    def unpin(self, version: Version) -> bool:
+        """Leave a version to the retention again. False if it was not pinned. Raises NotFoundError, StoreError."""
         with self._writer:
-            self._pins.remove(version)
+            self.record(version)
+            return self._pins.remove(version)
 
-    def pins(self) -> dict[Version, Pin]:
-        with self._writer:
-            return self._pins.all()
+    def pins(self) -> Mapping[Version, Pin]:
+        """What is pinned now. Waits for nobody."""
+        return self._pins.all()
 
     def lease(self, holder: str, version: Version, seconds: float = LEASE_SECONDS) -> None:
         """`holder` reads this version, and will want the newer ones. Replaces its earlier lease of any run.
@@ -168,8 +176,12 @@ class RunStore:
         """
         with self._lock:
             if version not in self._records:
-                raise NotFoundError(f"{VersionId(self.run, version)}", found="not held here", hint="see `deltad log`")
+                raise self._not_held(version, [self._records[known] for known in sorted(self._records)])
             self._leases.renew(holder, self.run, version, seconds)
+
+    def _not_held(self, version: Version, held: list[VersionRecord]) -> NotFoundError:
+        gone = "; what lay there was let go by the retention, or never pulled" if is_gap(version, held) else ""
+        return NotFoundError(f"{VersionId(self.run, version)}", found=f"not held here{gone}", hint="see `deltad log`")
 
     def candidates(self) -> list[Candidate]:
         """All versions in ascending order, each with what speaks for keeping it; `bytes` is not filled in."""
@@ -403,6 +415,7 @@ class RunStore:
         directory = self.directory / "records"
         try:
             if self._files.entry(directory) is None:
+                self._check_pointer()  # which needs a record: without one nothing may have been committed
                 return
             # A name whose directory was not synced before a kill is there, but not yet for good.
             self._files.sync_directory(self.directory)
@@ -423,7 +436,12 @@ class RunStore:
         match = _RECORD_NAME.fullmatch(path.name)
         if not match:
             raise FormatError(f"{path}", expected="a record named like e000001-v000123.record")
-        record = decode_record(read_file(path, self._files), limits=self._limits)
+        try:
+            record = decode_record(read_file(path, self._files), limits=self._limits)
+        except FormatError as error:
+            raise FormatError(
+                f"{path}: {error.thing}", expected=error.expected, found=error.found, hint=error.hint
+            ) from None
         if record.run != self.run or record.version != Version(int(match[1]), int(match[2])):
             raise IntegrityError(f"{path}", expected=f"the record of {self.run}", found=f"that of {record.id}")
         self._records[record.version] = record

@@ -7,9 +7,10 @@ What is written in which order, and what a kill leaves in each gap, is told in d
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from deltad.errors import FormatError, StoreBusyError, UsageError
@@ -34,8 +35,11 @@ STORE_FORMAT = 2
 _FORMAT_LINE = f"deltad store {STORE_FORMAT}\n"
 _OLDER_LINES = ("deltad store 1\n",)
 """Format 1 kept chunks in files of their own, which are still read there."""
-_BEFORE_FORMAT = frozenset({"lock", "tmp"})
-"""What a kill during the very first start may leave without a FORMAT file."""
+_LOCK = re.compile(rb"[0-9\n\0]{0,32}")
+"""What a lock may hold: a process number, not synced, of which a power cut may leave zeros."""
+_SCRATCH = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_BEFORE_FORMAT = frozenset({"lock", "tmp", "lost+found"})
+"""What a kill during the very first start may leave without a FORMAT file, and what a new file system begins with."""
 
 
 class Store:
@@ -180,19 +184,40 @@ class Store:
             self.run(run)
 
 
+def is_known_format(content: str) -> bool:
+    """Whether a store with this content of FORMAT is opened."""
+    return content in (_FORMAT_LINE, *_OLDER_LINES)
+
+
+def foreign_names(names: Iterable[str]) -> list[str]:
+    """Of what a directory without a FORMAT file holds, that which says that it is no store in the making."""
+    return [name for name in names if name not in _BEFORE_FORMAT]
+
+
+def _foreign(path: Path, files: FileSystem) -> list[str]:
+    """What speaks against a directory without a FORMAT file: a start would write over it, or remove it."""
+    names = [entry.name for entry in files.entries(path)]
+    foreign = foreign_names(names)
+    if "lock" in names and not _LOCK.fullmatch(read_file(path / "lock", files)):
+        foreign.append("lock")
+    if "tmp" in names:
+        foreign += [f"tmp/{entry.name}" for entry in files.entries(path / "tmp") if not _SCRATCH.fullmatch(entry.name)]
+    return foreign
+
+
 def _check_is_store(path: Path, files: FileSystem) -> None:
     marker = path / "FORMAT"
     try:
         if files.entry(marker) is not None:
             found = read_file(marker, files)[:80].decode(errors="replace")
-            if found != _FORMAT_LINE and found not in _OLDER_LINES:
+            if not is_known_format(found):
                 raise FormatError(
                     f"{marker}",
                     expected=repr(_FORMAT_LINE.strip()),
                     found=repr(found.strip()),
                     hint="the store was written by another version of deltad; use that version, or another directory",
                 )
-        elif foreign := [entry.name for entry in files.entries(path) if entry.name not in _BEFORE_FORMAT]:
+        elif foreign := _foreign(path, files):
             raise FormatError(
                 f"{path}",
                 expected="an empty directory or a deltad store",

@@ -205,6 +205,19 @@ def test_a_socket_where_another_daemon_listens_is_78(host: Host) -> None:
     config.write_text('[daemon]\nname = "b"\nstore = "other-store"\nsocket = "a.sock"\n')
     end("serve", "--config", config).assert_refused(78, f"{host.home}/a.sock", "another process that listens")
     assert host.deltad("status").code == 0
+    assert not (host.home / "other-store").exists()
+
+
+def test_an_address_that_is_taken_is_78_and_leaves_no_store_behind(tmp_path: Path) -> None:
+    secret(tmp_path / "token", "0123456789abcdef")
+    config = tmp_path / "a.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        relay = f'[relay]\nlisten = "{address}"\ntoken_file = "token"\n'
+        config.write_text(f'[daemon]\nname = "a"\nstore = "store"\nsocket = "a.sock"\n{relay}')
+        refused = end("serve", "--config", config)
+    refused.assert_refused(78, f"[relay] listen = '{address}'", "Address already in use", "`ss -ltnp` names")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.toml", "token"]
 
 
 def test_a_store_of_another_format_is_65_and_is_left_alone(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from deltad.client.messages import CollectRequest, PublishRequest, RegionReport, ReplicaReport, ReplicaState, RunReport
 from deltad.config import load_config
 from deltad.daemon.node import Node
+from deltad.errors import NotFoundError
 from deltad.store.garbage import GRACE_SECONDS
 from deltad.store.leases import LEASE_SECONDS
 from deltad.store.store import Store
@@ -99,3 +100,31 @@ async def test_a_damaged_description_is_told_of_and_versions_go_on(daemon: Daemo
     daemon.store.objects.extent(edge.manifest).path.write_bytes(b"rot")
     with pytest.raises(Exception, match=edge.manifest.hex()[2:]):
         await daemon.node.collect(CollectRequest())
+
+
+async def test_a_pinned_version_stays_and_is_told_of_until_it_is_unpinned(daemon: Daemon) -> None:
+    reply = await daemon.node.pin(RUN, Version(1, 2), "ana (uid 1000)", "a baseline")
+    assert reply.changed
+    assert reply.pin is not None
+    assert reply.pin.at > 1_700_000_000
+    assert not (await daemon.node.pin(RUN, Version(1, 2), "ana (uid 1000)", "a baseline")).changed
+    assert [info.version for info in daemon.node.versions(RUN) if info.pin == reply.pin] == ["v000002"]
+    assert await daemon.kept() == [1, 2, 4, 5]
+    assert (await daemon.node.unpin(RUN, Version(1, 2))).changed
+    assert not (await daemon.node.unpin(RUN, Version(1, 2))).changed
+    assert all(info.pin is None for info in daemon.node.versions(RUN))
+    assert await daemon.kept() == [4, 5]
+    with pytest.raises(NotFoundError, match="v000002: not held here; what lay there was let go"):
+        await daemon.node.pin(RUN, Version(1, 2), "ana (uid 1000)", "")
+
+
+async def test_what_the_store_takes_is_told_from_the_start_and_soon_after_it_has_changed(daemon: Daemon) -> None:
+    held = daemon.store.used_bytes()
+    again = Node(daemon.node.config, daemon.store)
+    again.describe_all()
+    assert again.status().store_bytes == held > 0
+    daemon.node = again
+    await daemon.publish()
+    assert again.status().store_bytes > held
+    while again.status().store_bytes != daemon.store.used_bytes():
+        await again.do_chores()

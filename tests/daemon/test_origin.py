@@ -90,6 +90,22 @@ def test_a_new_epoch_that_is_asked_for_is_opened_with_the_bytes_of_an_older_vers
     assert (again.already, again.record.version) == (True, Version(2, 3)), "it is the newest itself"
 
 
+def test_a_version_that_was_let_go_is_not_published_again_unless_a_new_epoch_is_asked_for(trainer: Trainer) -> None:
+    for number in (0, 2, 4, 6, 8):
+        trainer.step(number)
+    trainer.run.sift(lambda held: [found.record.version for found in held if found.record.version.number == 4])
+    for number in (3, 4, 5):
+        directory = trainer.write(number, trainer.weights.changed(0.02, seed=number))
+        for on_conflict in (False, True):
+            with pytest.raises(ConflictError, match=rf"found {number}, where versions lay .* let go.*--new-epoch"):
+                trainer.origin.publish(directory, number, epoch_on_conflict=on_conflict)
+    assert trainer.run.latest().version == Version(1, 8)
+    never = trainer.write(7, trainer.weights.changed(0.02, seed=7))
+    assert trainer.origin.publish(never, 7, epoch_on_conflict=True).record.version == Version(2, 7)
+    asked = trainer.write(4, trainer.weights.changed(0.02, seed=4))
+    assert trainer.origin.publish(asked, 4, new_epoch=True).record.version == Version(3, 4)
+
+
 def test_a_new_epoch_that_is_asked_for_is_opened_at_a_higher_number_too(trainer: Trainer) -> None:
     trainer.step(0)
     assert trainer.origin.publish(trainer.write(9), 9, new_epoch=True).record.version == Version(2, 9)

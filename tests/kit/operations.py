@@ -21,6 +21,8 @@ from deltad.client.messages import (
     ExportReply,
     ExportRequest,
     NextReply,
+    PinInfo,
+    PinReply,
     PublishReply,
     PublishRequest,
     RegionReport,
@@ -116,6 +118,19 @@ class MemoryOperations:
         self._maybe_refuse()
         info = self._version(run, request.version)
         return VerifyReply(info.version, info.root, info.root, True, 1)
+
+    async def pin(self, run: RunId, version: Version, by: str, why: str) -> PinReply:
+        return self._set_pin(run, version, PinInfo(by, why, 1_700_000_000.0))
+
+    async def unpin(self, run: RunId, version: Version) -> PinReply:
+        return self._set_pin(run, version, None)
+
+    def _set_pin(self, run: RunId, version: Version, pin: PinInfo | None) -> PinReply:
+        self._maybe_refuse()
+        info = self._version(run, str(version))
+        held = self.held[run]
+        held[held.index(info)] = msgspec.structs.replace(info, pin=pin)
+        return PinReply(info.version, pin, changed=info.pin != pin)
 
     async def collect(self, request: CollectRequest) -> CollectReply:
         self._maybe_refuse()

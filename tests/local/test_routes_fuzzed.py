@@ -23,6 +23,7 @@ SEGMENTS = st.one_of(
 PATHS = st.one_of(
     st.builds("/v1/runs/{}/{}".format, SEGMENTS, st.sampled_from(["versions", "latest", "fleet", "publish", "pull"])),
     st.builds("/v1/runs/{}/{}/{}".format, SEGMENTS, st.sampled_from(["versions", "records"]), SEGMENTS),
+    st.builds("/v1/runs/{}/versions/{}/pin".format, SEGMENTS, SEGMENTS),
     st.builds("/v1/objects/{}".format, SEGMENTS),
     st.builds("/v1/replicas/{}/{}".format, SEGMENTS, st.sampled_from(["next", "state", ""])),
     st.lists(SEGMENTS, max_size=5).map(lambda parts: "/" + "/".join(parts)),
@@ -55,6 +56,7 @@ BODIES = st.one_of(
             "root": st.sampled_from(["", "0" * 64, "zz"]),
             "wait": st.sampled_from([-1, 0, 1e300, "1"]),
             "error": st.text(max_size=8),
+            "why": st.text(max_size=300),
         },
     ).map(lambda value: json.dumps(value).encode()),
 )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import pwd
 import select
 from pathlib import Path
 
@@ -55,6 +56,40 @@ async def report(daemon: LocalDaemon, state: ReplicaState, number: int) -> None:
 
 
 # Versions.
+
+
+async def test_a_pin_is_put_down_to_whoever_is_at_the_other_end_of_the_socket(daemon: LocalDaemon) -> None:
+    daemon.add(1, 2)
+    reply = await daemon.ask(daemon.client.pin, RUN, "v000001", "a baseline")
+    assert reply.changed
+    assert reply.pin is not None
+    assert (reply.pin.why, reply.pin.by) == ("a baseline", f"{pwd.getpwuid(os.getuid()).pw_name} (uid {os.getuid()})")
+    assert (await daemon.ask(daemon.client.version, RUN, "v000001")).pin == reply.pin
+    gone = await daemon.ask(daemon.client.unpin, RUN, "v000001")
+    assert (gone.pin, gone.changed) == (None, True)
+    assert not (await daemon.ask(daemon.client.unpin, RUN, "v000001")).changed
+
+
+async def test_a_pin_of_a_version_that_is_not_held_or_for_an_endless_reason_is_refused(daemon: LocalDaemon) -> None:
+    daemon.add(1)
+    with pytest.raises(NotFoundError, match="policy/v000009"):
+        await daemon.ask(daemon.client.pin, RUN, "v000009")
+    with pytest.raises(UsageError, match="at most 256 characters"):
+        await daemon.ask(daemon.client.pin, RUN, "v000001", "x" * 257)
+    assert (await daemon.ask(daemon.client.version, RUN, "v000001")).pin is None
+
+
+async def test_a_version_that_was_let_go_is_said_to_be(daemon: LocalDaemon) -> None:
+    lineage = Lineage()
+    for _ in range(3):
+        lineage.publish(anchor=True)
+    lineage.fill(daemon.store)
+    run = daemon.store.run(RUN)
+    run.sift(lambda held: [held[0].record.version])
+    with pytest.raises(NotFoundError, match="v000001: not held here; what lay there was let go by the retention"):
+        await daemon.ask(daemon.client.version, RUN, "v000001")
+    with pytest.raises(NotFoundError, match="v000009: not held here; see"):
+        await daemon.ask(daemon.client.version, RUN, "v000009")
 
 
 async def test_status_is_what_the_daemon_says_of_itself(daemon: LocalDaemon) -> None:

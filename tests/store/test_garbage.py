@@ -15,6 +15,7 @@ from deltad.errors import IntegrityError, NotFoundError
 from deltad.store.garbage import GRACE_SECONDS, Collected, collect
 from deltad.store.leases import LEASE_SECONDS
 from deltad.store.objects import ObjectReader
+from deltad.store.pins import Pin
 from deltad.store.retention import Candidate, Retention, judge
 from deltad.store.store import Store
 from deltad.types import Digest, Version
@@ -125,7 +126,7 @@ def test_bytes_are_counted_from_the_newest_version_down() -> None:
 
 def test_a_pin_keeps_a_version_with_its_path_and_outlives_a_restart() -> None:
     place = Place(12)
-    place.store.run(RUN).pin(Version(1, 3), "ana", "the paper's policy")
+    place.store.run(RUN).pin(Version(1, 3), Pin("ana", "the paper's policy"))
     place.store.close()
     place.store = place.open()
     place.clock.now += LEASE_SECONDS + GRACE_SECONDS
@@ -135,8 +136,37 @@ def test_a_pin_keeps_a_version_with_its_path_and_outlives_a_restart() -> None:
     place.store.run(RUN).unpin(Version(1, 3))
     place.collect(versions=1)
     assert place.numbers() == [10, 11, 12]
-    with pytest.raises(NotFoundError, match="v000003"):
-        place.store.run(RUN).pin(Version(1, 3), "ana", "")
+    with pytest.raises(NotFoundError, match="v000003: not held here; what lay there was let go"):
+        place.store.run(RUN).pin(Version(1, 3), Pin("ana", ""))
+
+
+def test_pinning_twice_for_one_reason_changes_nothing_and_another_reason_replaces_it() -> None:
+    run = Place(3).store.run(RUN)
+    first = Pin("ana", "the paper's policy", 1_700_000_000.0)
+    assert run.pin(Version(1, 2), first)
+    assert not run.pin(Version(1, 2), Pin(first.by, first.why, 1_800_000_000.0))
+    assert run.pins() == {Version(1, 2): first}
+    assert run.pin(Version(1, 2), Pin("ben", "a baseline"))
+    assert run.pins()[Version(1, 2)].by == "ben"
+    assert run.unpin(Version(1, 2))
+    assert not run.unpin(Version(1, 2))
+    assert run.pins() == {}
+
+
+def test_a_version_that_never_was_can_be_neither_pinned_nor_unpinned() -> None:
+    run = Place(3).store.run(RUN)
+    for change in (lambda: run.pin(Version(1, 9), Pin("ana", "")), lambda: run.unpin(Version(1, 9))):
+        with pytest.raises(NotFoundError, match="policy/v000009: not held here; see"):
+            change()
+
+
+def test_a_pin_that_an_older_deltad_wrote_without_its_time_is_read() -> None:
+    place = Place(3)
+    place.store.run(RUN).pin(Version(1, 2), Pin("ana", ""))
+    tree = place.disk.tree()
+    (path,) = [path for path in tree if path.endswith(".pin")]
+    place.disk = MemoryDisk({**tree, path: b'{"by":"ana","why":"kept"}'})
+    assert place.open().run(RUN).pins() == {Version(1, 2): Pin("ana", "kept")}
 
 
 def test_a_lease_keeps_the_way_to_the_newest_until_it_ends() -> None:
@@ -295,7 +325,7 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def pin(self, data: st.DataObject) -> None:
         version = data.draw(st.sampled_from(self.visible()))
-        self.store.run(RUN).pin(version, "ana", "")
+        self.store.run(RUN).pin(version, Pin("ana", ""))
         self.pinned.add(version)
 
     @precondition(lambda self: self.pinned)

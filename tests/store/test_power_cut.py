@@ -16,8 +16,10 @@ from deltad.errors import StoreError, StoreFullError
 from deltad.limits import Limits
 from deltad.store.garbage import GRACE_SECONDS, collect
 from deltad.store.leases import LEASE_SECONDS
+from deltad.store.pins import Pin
 from deltad.store.retention import Retention
 from deltad.store.store import Store
+from deltad.types import Version
 from tests.kit.memory_disk import MemoryDisk
 from tests.kit.versions import SMALL_CHUNKS, Lineage, Published
 from tests.kit.whole import whole_versions
@@ -93,6 +95,28 @@ def test_a_power_cut_during_publishes_onto_what_is_there(lineage: Lineage) -> No
         version.commit_into(store)
         disk.mark("durable")
     survives(disk, lineage.versions[:1], lineage.versions[1:3])
+
+
+def test_a_power_cut_takes_no_pin_that_was_acknowledged_and_invents_none(lineage: Lineage) -> None:
+    """One that is taken away may come back: it keeps too much, and nothing too little."""
+    disk = holding(lineage.versions[:2])
+    run = opened(disk).run(lineage.versions[0].run)
+    first, second = Version(1, 1), Version(1, 2)
+    for version in (first, second):
+        run.pin(version, Pin("ana", f"for {version}"))
+        disk.mark(f"pinned {version}")
+    run.unpin(first)
+    disk.mark("unpinned")
+    tried = 0
+    for cut in disk.power_cuts():
+        pins = opened(cut.disk).run(lineage.versions[0].run).pins()
+        acknowledged = {version for version in (first, second) if f"pinned {version}" in cut.marks}
+        if len(acknowledged) == 2:
+            acknowledged.discard(first)  # its end may have begun
+        assert acknowledged <= pins.keys() <= {first, second}
+        assert all(pin == Pin("ana", f"for {version}") for version, pin in pins.items())
+        tried += 1
+    assert tried > 20
 
 
 def test_a_power_cut_during_pulls_whose_objects_come_in_any_order(lineage: Lineage) -> None:

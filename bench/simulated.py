@@ -56,6 +56,17 @@ def states(run: Run, *, part: int = 1) -> Iterator[tuple[str, Bits, Bits]]:
         yield extent.name, to_bf16(master), to_bf16(master - np.float32(run.learning_rate) * moment)
 
 
+def steps(learning_rate: float, *, part: int = 1, seed: int = 7) -> Iterator[Bits]:
+    """All weights of the layer, flat, after each of any number of steps with moments of their own, from the start on."""
+    rng = np.random.default_rng(seed)
+    size = sum(extent.lanes for extent in tensors(part=part))
+    master = np.float32(0.02) * rng.standard_normal(size, np.float32)
+    while True:
+        yield to_bf16(master)
+        moment = np.float32(_STATIONARY) * rng.standard_normal(size, np.float32)
+        master -= np.float32(learning_rate) * moment
+
+
 def to_bf16(values: F32) -> Bits:
     """Round finite float32 values to bf16 patterns, to nearest even."""
     bits = values.view(np.uint32)

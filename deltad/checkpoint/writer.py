@@ -114,9 +114,7 @@ class CheckpointWriter:
             if len(self._names) > 1:
                 self._write(INDEX_NAME, self._index())
                 ordered.append(INDEX_NAME)
-            for shard in self._maps:
-                shard.flush()
-            for name in ordered:
+            for name in ordered:  # which on Linux writes what was mapped, too
                 self._sync(self._path(name))
             for name in ordered:
                 if name == ordered[-1]:

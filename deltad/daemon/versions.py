@@ -45,7 +45,7 @@ class Versions:
         self._threads = threads
         self.run = run
         self.records = store.run(run)
-        self._notes = Notes(self.records.directory / "notes")
+        self._notes = Notes(self.records.directory / "notes", store.files)
         self._publishing = asyncio.Lock()
         self._described: dict[Version, VersionInfo] = {}
         self._unreadable: set[Version] = set()

@@ -14,7 +14,8 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,8 @@ import numpy as np
 from deltad.checkpoint.aligned import Aligned
 from deltad.checkpoint.directory import open_checkpoint
 from deltad.checkpoint.writer import CheckpointWriter
-from deltad.delta.backend import Backend
+from deltad.delta.backend import Backend, Lanes
+from deltad.delta.chain import apply_chain, nests
 from deltad.delta.codec import Weights, apply_chunks, sum_weights
 from deltad.delta.digest import U64, root_of
 from deltad.delta.layout import Layout, decode_layout
@@ -32,6 +34,7 @@ from deltad.delta.threads import in_order
 from deltad.delta.weights import Span, borrowed, spans_of
 from deltad.errors import CheckpointError, FormatError, IntegrityError
 from deltad.store.disk import FileSystem, make_directory, remove_tree, store_error
+from deltad.store.path import Hop
 from deltad.store.path import Path as EdgePath
 from deltad.store.path import find_path
 from deltad.store.runs import RunStore
@@ -40,6 +43,8 @@ from deltad.types import Digest, Variant, Version
 
 _GENERATION = re.compile(r"e([0-9]{6,})-v([0-9]{6,})", re.ASCII)
 _WINDOW_BYTES = 8 << 20
+_AT_ONCE = 32
+"""Deltas that are applied in one pass. Of each a chunk is held meanwhile."""
 
 
 class Mirror:
@@ -136,8 +141,10 @@ class Mirror:
         layout = self.layout(record)
         partial = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
         make_directory(partial, self._files)
+        # Where nothing lies between the generation and the version, its files are shared or copied as they are.
+        like = self.generations()[path.start] if path.start is not None and not path.hops else None
         try:
-            with CheckpointWriter(partial, layout, files=self._files) as writer:
+            with CheckpointWriter(partial, layout, files=self._files, like=like) as writer:
                 root = self._write(path, record, writer)
             self._files.rename(partial, directory)
             self._files.sync_directory(directory.parent)
@@ -165,17 +172,48 @@ class Mirror:
         return root
 
     def _write_weights(self, path: EdgePath, layout: Layout, writer: CheckpointWriter) -> None:
-        if path.start is not None:
-            with open_checkpoint(self.generations()[path.start]) as base:
-                _copy(layout, Aligned(layout, base), writer, self._threads)
-        for hop in path.hops:
-            self._apply(self._run.read_manifest(hop.edge), layout, writer)
+        hops = path.hops
+        if path.start is None:
+            self._apply(hops[0], layout, writer)
+            base, hops = None, hops[1:]
+        with ExitStack() as stack:
+            if path.start is not None:
+                generation = stack.enter_context(open_checkpoint(self.generations()[path.start]))
+                base = Aligned(layout, generation)
+                if not hops:
+                    _copy(layout, base, writer, self._threads)
+            for start in range(0, len(hops), _AT_ONCE):
+                self._apply_all(hops[start : start + _AT_ONCE], layout, base, writer)
+                base = None
 
-    def _apply(self, manifest: Manifest, layout: Layout, writer: CheckpointWriter) -> None:
+    def _apply_all(self, hops: Sequence[Hop], layout: Layout, base: Weights | None, writer: CheckpointWriter) -> None:
+        """Write `base`, or what the writer holds already, as it is after some deltas: in one pass where that can be."""
+        limits, threads = self._store.limits, self._threads
+
+        def put(span: Span, lanes: Lanes) -> None:
+            writer.put(span[0], span[1], lanes)
+
+        def edges() -> list[Iterator[bytes]]:
+            return [self._read_chunks(hop, layout) for hop in hops]
+
+        if nests(edges(), layout, limits=limits):
+            source = writer if base is None else base
+            apply_chain(edges(), layout, source, put, self._backend, limits=limits, threads=threads)
+            return
+        if base is not None:
+            _copy(layout, base, writer, threads)
+        for hop in hops:
+            self._apply(hop, layout, writer)
+
+    def _apply(self, hop: Hop, layout: Layout, writer: CheckpointWriter) -> None:
         # The sums are not followed here: everything is summed anew once all is written.
         unused = np.zeros((len(layout.tensors), 2), np.uint64)
-        chunks = (self._store.read(Digest(chunk.digest)) for chunk in self._chunks(manifest, layout))
+        chunks = self._read_chunks(hop, layout)
         apply_chunks(chunks, layout, writer, unused, self._backend, limits=self._store.limits, threads=self._threads)
+
+    def _read_chunks(self, hop: Hop, layout: Layout) -> Iterator[bytes]:
+        for chunk in self._chunks(self._run.read_manifest(hop.edge), layout):
+            yield self._store.read(Digest(chunk.digest))
 
     def _chunks(self, manifest: Manifest, layout: Layout) -> Iterator[ChunkRef]:
         for page in manifest.pages:
@@ -200,12 +238,13 @@ def _discard(directory: Path, files: FileSystem) -> None:
 
 
 def _copy(layout: Layout, base: Weights, writer: CheckpointWriter, threads: int) -> None:
-    """Copy all weights, window by window."""
+    """Copy all weights that are not there yet, window by window."""
 
     def copy(spans: list[Span]) -> None:
         for span in spans:
-            with borrowed(base, span) as lanes, borrowed(writer, span) as target:
-                target[:] = lanes
+            if span[0] not in writer.taken:
+                with borrowed(base, span) as lanes:
+                    writer.put(span[0], span[1], lanes)
 
     for _ in in_order(copy, spans_of(layout, _WINDOW_BYTES), threads):
         pass

@@ -10,7 +10,6 @@ some hundred kilobytes would be.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from bench.memory import reset_peak, resident
 from deltad.delta import FORMAT
 from deltad.delta.coding import Coder
 from deltad.delta.digest import SUM_BYTES, root_of, unpack_sums
-from deltad.delta.encoding import encode, sha256
+from deltad.delta.encoding import encode
 from deltad.delta.layout import Layout, TensorSpec
 from deltad.delta.manifest import ChunkRef, EdgeKind, Manifest, State, make_pages
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
@@ -34,7 +33,7 @@ from deltad.store.leases import LEASE_SECONDS
 from deltad.store.mirror import Mirror
 from deltad.store.retention import Retention
 from deltad.store.store import Store
-from deltad.types import Digest, RunId, Variant, Version
+from deltad.types import RunId, Variant, Version
 
 RUN = RunId("bench")
 VARIANT = Variant("bf16")
@@ -52,6 +51,9 @@ class Unsynced(Disk):
 
     def edit(self, path: Path) -> File:
         return _UnsyncedFile(super().edit(path))
+
+    def open(self, path: Path) -> File:
+        return _UnsyncedFile(super().open(path))
 
     def sync_directory(self, path: Path) -> None:
         pass
@@ -89,7 +91,7 @@ def fill(path: Path, versions: int, tensors: int) -> int:
         edges = []
         for kind in kinds:
             base = before if kind is EdgeKind.DELTA else None
-            manifest = _manifest(store, layout, kind, base, target, sums, rng.bytes(_CHUNK_BYTES))
+            manifest = _manifest(store, layout, base, target, sums=sums, chunk=rng.bytes(_CHUNK_BYTES))
             edges.append(EdgeRef(kind, base.version if base else None, store.put(manifest), len(manifest)))
             size = len(manifest)
         variant = VariantRecord(VARIANT, layout.digest, len(layout.encode()), target.root, tuple(edges))
@@ -102,9 +104,7 @@ def fill(path: Path, versions: int, tensors: int) -> int:
     return size
 
 
-def _manifest(
-    store: Store, layout: Layout, kind: EdgeKind, base: State | None, target: State, sums: bytes, chunk: bytes
-) -> bytes:
+def _manifest(store: Store, layout: Layout, base: State | None, target: State, *, sums: bytes, chunk: bytes) -> bytes:
     refs = [ChunkRef(store.put_chunk(chunk), len(chunk), 0, len(layout.tensors) - 1)]
     pages = list(make_pages(refs))
     for _, data in pages:
@@ -113,7 +113,7 @@ def _manifest(
         Manifest(
             format=FORMAT,
             least_reader=FORMAT,
-            kind=kind,
+            kind=EdgeKind.DELTA if base else EdgeKind.ANCHOR,
             run=RUN,
             variant=VARIANT,
             layout=layout.digest,

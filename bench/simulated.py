@@ -57,7 +57,7 @@ def states(run: Run, *, part: int = 1) -> Iterator[tuple[str, Bits, Bits]]:
 
 
 def steps(learning_rate: float, *, part: int = 1, seed: int = 7) -> Iterator[Bits]:
-    """All weights of the layer, flat, after each of any number of steps with moments of their own, from the start on."""
+    """All weights of the layer, flat: at the start, and after each of any number of steps with moments of their own."""
     rng = np.random.default_rng(seed)
     size = sum(extent.lanes for extent in tensors(part=part))
     master = np.float32(0.02) * rng.standard_normal(size, np.float32)

@@ -106,7 +106,9 @@ class CheckpointWriter:
         """
         spec = self.layout.tensors[tensor]
         if not self._maps or not 0 <= start <= start + lanes.size <= spec.lanes:
-            raise ValueError(f"lanes {start} to {start + lanes.size} of {spec.name!r}, which has {spec.lanes}, or is closed")
+            raise ValueError(
+                f"lanes {start} to {start + lanes.size} of {spec.name!r}, which has {spec.lanes}, or is closed"
+            )
         if lanes.size:
             place = self._places[tensor]
             data = np.ascontiguousarray(lanes).view(np.uint8).data
@@ -141,8 +143,11 @@ class CheckpointWriter:
             if len(self._names) > 1:
                 self._write(INDEX_NAME, self._index())
                 ordered.append(INDEX_NAME)
-            for name in ordered:  # which on Linux writes what was mapped, too
-                self._sync(self._path(name))
+            for name in ordered:
+                if name not in self._names:
+                    self._sync(self._path(name))
+            for file in self._weight_files:
+                file.sync()  # on Linux that is what was mapped, too
             for name in ordered:
                 if name == ordered[-1]:
                     self._files.sync_directory(self.directory)

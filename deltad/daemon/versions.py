@@ -32,8 +32,6 @@ log = structlog.get_logger()
 
 READ_SECONDS = 24 * 3600.0
 """How long one read of a version may take, at most."""
-TAIL = 16
-"""Edges behind the mirror's generation at which it advances."""
 
 
 class Versions:
@@ -126,12 +124,12 @@ class Versions:
             return await asyncio.to_thread(self._verify, record)
 
     async def advance_mirror(self) -> None:
-        """Let the mirror catch up if its tail has grown long. Off the path of any commit."""
+        """Let the mirror catch up if it is time. Off the path of any commit."""
         record = self.records.latest()
         if record is None:
             return
         mirror = self.mirror(Variant(record.variants[0].name))
-        if await asyncio.to_thread(mirror.tail, record) > TAIL:
+        if await asyncio.to_thread(mirror.is_due, record):
             with self._reading(record.version, "the mirror"):
                 await asyncio.to_thread(mirror.advance, record)
             log.info("mirror_advanced", run=self.run, version=str(record.version))

@@ -21,7 +21,6 @@ from deltad.delta.frame import Rect, StoredFrame, plan_frames, stored_frames
 from deltad.delta.layout import Layout
 from deltad.delta.threads import in_order
 from deltad.delta.weights import Span, Weights, borrowed
-from deltad.errors import FormatError
 from deltad.limits import DEFAULT_LIMITS, Limits
 
 Put = Callable[[Span, Lanes], None]
@@ -29,7 +28,7 @@ Put = Callable[[Span, Lanes], None]
 
 
 def nests(edges: Sequence[Iterable[bytes]], layout: Layout, *, limits: Limits = DEFAULT_LIMITS) -> bool:
-    """Whether the frames of all edges, given as to `apply_chain`, are cut as `plan_frames` cuts them, or more finely."""
+    """Whether the frames of all edges, as `apply_chain` takes them, are cut as `plan_frames` cuts, or more finely."""
     heads = _Heads([_frames(edge, layout, limits) for edge in edges])
     for rects in plan_frames(layout, frame_bytes=DELTA_FRAME_BYTES, limits=limits):
         _region(rects, heads, layout)
@@ -45,15 +44,15 @@ def apply_chain(
     *,
     limits: Limits = DEFAULT_LIMITS,
     threads: int = 1,
-) -> None:
+) -> bool:
     """Give every lane of `base` to `put` once, as it is after all `edges`, which are the chunks of one delta each.
 
     The chunks' SHA-256 have been checked, and every frame checks what it does to the element sums; the caller sums
-    the result. Of each edge one chunk is held at a time. `put` is called by several threads, and `base` may be
-    what it writes to.
+    the result. Of each edge one chunk is held at a time. `put` is called by several threads. `base` may be what it
+    writes to, if the edges nest.
 
-    Raises what `apply_chunks` raises, and FormatError unless the edges' frames nest; edges whose frames do not have
-    to be applied one after the other.
+    False for edges that do not nest, which have to be applied one after the other: then what was given is not the
+    result. Raises what `apply_chunks` raises.
     """
     mine = threading.local()
 
@@ -76,8 +75,7 @@ def apply_chain(
     with closing(in_order(work, (_region(rects, heads, layout) for rects in plan), threads)) as done:
         for _ in done:
             pass
-    if not heads.none_left:
-        raise FormatError("deltas in a row", expected="frames that nest in those of a plan", found="others")
+    return heads.none_left
 
 
 def _frames(chunks: Iterable[bytes], layout: Layout, limits: Limits) -> Iterator[StoredFrame]:
@@ -142,7 +140,9 @@ def _run(rect: Rect, layout: Layout) -> tuple[int, int, int]:
 class _Memory:
     """Implements `Weights` for the spans of a region, one behind the other in a buffer."""
 
-    def __init__(self, spans: Sequence[Span], layout: Layout, buffer: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
+    def __init__(
+        self, spans: Sequence[Span], layout: Layout, buffer: np.ndarray[tuple[int], np.dtype[np.uint8]]
+    ) -> None:
         self._at: dict[int, tuple[int, Lanes]] = {}
         at = 0
         for tensor, start, count in spans:

@@ -2,8 +2,9 @@
 
 A generation is a loadable checkpoint directory, built aside and renamed into place, never written
 again. The mirror advances lazily, off the path of any commit: scattered changes touch every page, so
-rewriting it per version would rewrite the model per version. Exports are built the same way, straight
-into the directory that an engine is handed.
+rewriting it per version would rewrite the model per version. An advance is one pass over the weights,
+however many deltas it goes through. Exports are built the same way, straight into the directory that an
+engine is handed; where the file system shares blocks between files, they are reflinks of a generation.
 
 Killed while building or removing: a directory is left under a name that is no generation's (it begins
 with a dot, or ends in `.removed`), and the next advance removes it.
@@ -15,7 +16,7 @@ import re
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -34,15 +35,17 @@ from deltad.delta.threads import in_order
 from deltad.delta.weights import Span, borrowed, spans_of
 from deltad.errors import CheckpointError, FormatError, IntegrityError
 from deltad.store.disk import FileSystem, make_directory, remove_tree, store_error
-from deltad.store.path import Hop
+from deltad.store.path import Hop, find_path
 from deltad.store.path import Path as EdgePath
-from deltad.store.path import find_path
 from deltad.store.runs import RunStore
 from deltad.store.store import Store
 from deltad.types import Digest, Variant, Version
 
 _GENERATION = re.compile(r"e([0-9]{6,})-v([0-9]{6,})", re.ASCII)
 _WINDOW_BYTES = 8 << 20
+_PROBE_BYTES = 4096
+LONG_WALK = 16
+"""More edges than this between the generation and a version that is read let the mirror advance afterwards."""
 _AT_ONCE = 32
 """Deltas that are applied in one pass. Of each a chunk is held meanwhile."""
 
@@ -59,6 +62,10 @@ class Mirror:
         self._files = store.files
         self._directory = run.directory / "mirror" / variant
         self._lock = threading.Lock()
+        self._sizes: dict[bytes, int] = {}
+        """What the deltas since the generation take, by the name of their manifest."""
+        self._walked = 0
+        """The most edges that a reader went through since the last advance."""
 
     def generations(self) -> dict[Version, Path]:
         """The complete generations on disk."""
@@ -77,15 +84,42 @@ class Mirror:
     def advance(self, record: VersionRecord) -> Path:
         """Make `record`'s version the base generation and drop the older ones; returns its directory."""
         with self._lock:
-            version = record.version
-            directory = self._directory / f"e{version.epoch:06d}-v{version.number:06d}"
-            if self._files.entry(directory) is None:
-                self._build(record, directory)
-            # Older generations, and whatever a killed build left.
-            for entry in self._files.entries(self._directory):
-                if entry.name != directory.name:
-                    _discard(self._directory / entry.name, self._files)
-            return directory
+            return self._advance(record)
+
+    def is_due(self, record: VersionRecord) -> bool:
+        """Whether it is time to advance to `record`.
+
+        The deltas that have come since take as much as the weights, so that advances never write more than deltas
+        do; or a reader had to go through so many of them that the next one should not.
+        """
+        with self._lock:
+            hops = self._path(record).hops
+            sizes = {}
+            for hop in hops:
+                if hop.edge.base is not None:
+                    known = self._sizes.get(hop.edge.manifest)
+                    sizes[hop.edge.manifest] = self._size(hop) if known is None else known
+            self._sizes = sizes
+            if not sizes:
+                return False
+            return len(hops) > 1 and (
+                self._walked > LONG_WALK or sum(sizes.values()) >= self.layout(record).weight_bytes
+            )
+
+    def _size(self, hop: Hop) -> int:
+        return hop.edge.size + self._run.read_manifest(hop.edge).chunk_bytes
+
+    def _advance(self, record: VersionRecord) -> Path:
+        version = record.version
+        directory = self._directory / f"e{version.epoch:06d}-v{version.number:06d}"
+        if self._files.entry(directory) is None:
+            self._build(record, directory)
+        self._walked = 0
+        # Older generations, and whatever a killed build left.
+        for entry in self._files.entries(self._directory):
+            if entry.name != directory.name:
+                _discard(self._directory / entry.name, self._files)
+        return directory
 
     def export(self, record: VersionRecord, directory: Path) -> Digest:
         """Write a version as a loadable checkpoint at `directory`, which must not exist; returns its root.
@@ -94,7 +128,36 @@ class Mirror:
         version's, and then `directory` does not exist.
         """
         with self._lock:
+            self._walk(record)
+            newer = any(version > record.version for version in self.generations())
+            if self._path(record).hops and not newer and self._shares_blocks_with(directory.parent):
+                # Then the export itself costs nothing, nor does the next one.
+                self._advance(record)
             return self._build(record, directory)
+
+    def _walk(self, record: VersionRecord) -> None:
+        self._walked = max(self._walked, len(self._path(record).hops))
+
+    def _shares_blocks_with(self, directory: Path) -> bool:
+        """Whether a generation's files can be reflinked into `directory`, which is made."""
+        name = f".probe.{uuid.uuid4().hex}"
+        probe, copy = self._directory / name, directory / name
+        for parent in (self._directory, directory):
+            make_directory(parent, self._files)
+        try:
+            file = self._files.create(probe)
+            try:
+                file.write(bytes(_PROBE_BYTES), 0)
+            finally:
+                file.close()
+            if shares := self._files.reflink(probe, copy):
+                self._files.unlink(copy)
+        except OSError:
+            return False
+        finally:
+            with suppress(OSError):
+                self._files.unlink(probe)
+        return shares
 
     def verify(self, record: VersionRecord, scratch: Path) -> tuple[Digest, list[str]]:
         """Rebuild a version from what is stored, in `scratch`, which is removed again.
@@ -104,6 +167,7 @@ class Mirror:
         """
         layout = self.layout(record)
         with self._lock:
+            self._walk(record)
             try:
                 with CheckpointWriter(scratch, layout, files=self._files) as writer:
                     self._write_weights(self._path(record), layout, writer)
@@ -196,9 +260,11 @@ class Mirror:
         def edges() -> list[Iterator[bytes]]:
             return [self._read_chunks(hop, layout) for hop in hops]
 
-        if nests(edges(), layout, limits=limits):
-            source = writer if base is None else base
-            apply_chain(edges(), layout, source, put, self._backend, limits=limits, threads=threads)
+        # What is written in place cannot be begun again, so there it is found out first.
+        source = writer if base is None else base
+        if (base is not None or nests(edges(), layout, limits=limits)) and apply_chain(
+            edges(), layout, source, put, self._backend, limits=limits, threads=threads
+        ):
             return
         if base is not None:
             _copy(layout, base, writer, threads)

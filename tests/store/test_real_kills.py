@@ -60,7 +60,7 @@ def spread(count: int) -> list[int]:
 def sweep(
     what: str, template: Path, ready: Callable[[Path], Deed], check: Callable[[Path], object], *more: Path
 ) -> None:
-    """Kill a deed on a copy of the directory `template` at every point, and check what is left; then once more unkilled.
+    """Kill a deed on a copy of the directory `template` at a spread of points, and check what is left.
 
     `more` are directories that a deed makes beside the copy, and that go with it.
     """

@@ -1,9 +1,10 @@
 """The store, measured: what reaches the disk for a delta, what a publish adds to its encoding, how fast the mirror
 advances, and what thousands of versions cost.
 
-Weights are the simulated layer of `bench.simulated`, stepped so that about 0.4 % of them change with every version.
+Weights are simulated (`bench.simulated.steps`), and about 0.4 % of them change with every version.
 What reaches the disk is `write_bytes` of /proc/self/io: pages that this process made dirty, whole pages of 4 KiB,
-the store's own files and nothing else. A quick run has a part of the layer and fewer versions.
+the store's own files and nothing else. A quick run has fewer of
+everything: then what is the same for every version, such as syncs and whole pages, counts for more than it does.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from bench.codec import fast_backend
 from bench.frames import backend
 from bench.harness import ROOT, Measurement, Spec, median_of, skipped
 from bench.long_run import Unsynced
-from bench.pairs import Bits
+from bench.pairs import Bits, Extent
 from bench.simulated import steps, tensors
 from bench.subject import write_checkpoint
 from bench.timing import RUNS, WALL, seconds
@@ -73,14 +74,14 @@ SPECS = (
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is measured: the part of the layer, versions that are published, and versions of the long run."""
+    """How much is measured: weights, versions that are published, and versions of the long run."""
 
-    part: int
+    extents: tuple[Extent, ...]
     published: int
     versions: int
 
 
-FULL, QUICK = Size(1, 20, 10_000), Size(2, RUNS, 2_000)
+FULL, QUICK = Size(tensors(layers=3), 20, 10_000), Size(tensors(part=2), RUNS, 2_000)
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
@@ -94,7 +95,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
 
 
 class Trainer:
-    """Writes checkpoints of the simulated layer and publishes them; keeps the last two."""
+    """Writes checkpoints and publishes them; keeps the last two."""
 
     def __init__(self, home: Path, size: Size, coder: Backend, files: FileSystem = DISK) -> None:
         self.home = home
@@ -102,8 +103,8 @@ class Trainer:
         self.run = self.store.run(RUN)
         self.mirror = Mirror(self.store, self.run, VARIANT, coder, threads=default_threads())
         self.origin = Origin(self.store, RUN, VARIANT, coder, mirror=self.mirror, threads=default_threads())
-        self._extents = tensors(part=size.part)
-        self._states: Iterator[Bits] = steps(LEARNING_RATE, part=size.part)
+        self._extents = size.extents
+        self._states: Iterator[Bits] = steps(sum(extent.lanes for extent in size.extents), LEARNING_RATE)
         self._number = -1
 
     def write(self) -> Path:
@@ -170,7 +171,7 @@ def _publish_rows(home: Path, size: Size, coder: Backend) -> Iterator[Measuremen
     trainer.store.close()
     counted = _is_counted(home)
     yield from _disk_rows(found, advance if counted else 0, weights)
-    note = f"{weights / 1e6:.0f} MB, {UNMEASURED.mode}, wall clock, {default_threads()} threads; reading the checkpoint in both"
+    note = f"{weights / 1e6:.0f} MB, context {UNMEASURED.mode}, {default_threads()} threads; files are read in both"
     yield median_of(SPECS[3].name, found.ratios, note=note)
 
 

@@ -35,17 +35,22 @@ def main(old: Path, new: Path, mode: Mode, kind: str) -> None:
     with open_checkpoint(old) as base, open_checkpoint(new) as target:
         sums = sum_weights(base.layout, base, coder)
         gc.collect()
-        baseline = _resident("VmRSS")
-        _CLEAR.write_text(_RESET_PEAK)
+        baseline = resident("VmRSS")
+        reset_peak()
         encoder = EdgeEncoder(
             target.layout, target, coder, base=base, base_sums=sums, mode=mode, threads=default_threads()
         )
         for _ in encoder.chunks():
             pass
-        print(json.dumps({"baseline": baseline, "peak": _resident("VmHWM")}))
+        print(json.dumps({"baseline": baseline, "peak": resident("VmHWM")}))
 
 
-def _resident(what: str) -> int:
+def reset_peak() -> None:
+    """Let `resident("VmHWM")` begin anew."""
+    _CLEAR.write_text(_RESET_PEAK)
+
+
+def resident(what: str) -> int:
     """A figure of /proc/self/status, in bytes."""
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(what))
     return 1024 * int(line.split()[1])

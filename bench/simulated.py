@@ -31,12 +31,14 @@ _LAYER = (
 _STATIONARY = 0.1 / (1 - 0.9**2) ** 0.5
 _DRIFT = 0.05
 _TINY = 64
+_BLOCK = 1 << 22
 
 
-def tensors(*, part: int = 1) -> tuple[Extent, ...]:
-    """One layer of 45 M weights, or a `part`-th of the rows of each of its matrices."""
+def tensors(*, part: int = 1, layers: int = 1) -> tuple[Extent, ...]:
+    """Layers of 45 M weights each, or a `part`-th of the rows of each of their matrices."""
     return tuple(
-        Extent(f"model.layers.0.{name}", (shape[0] // part, *shape[1:]) if len(shape) > 1 else shape)
+        Extent(f"model.layers.{layer}.{name}", (shape[0] // part, *shape[1:]) if len(shape) > 1 else shape)
+        for layer in range(layers)
         for name, shape in _LAYER
     )
 
@@ -54,6 +56,18 @@ def states(run: Run, *, part: int = 1) -> Iterator[tuple[str, Bits, Bits]]:
         moment += np.float32(_DRIFT) * rng.standard_normal(extent.shape, np.float32)
         moment /= rng.uniform(0.75, 1.25, extent.shape).astype(np.float32)
         yield extent.name, to_bf16(master), to_bf16(master - np.float32(run.learning_rate) * moment)
+
+
+def steps(size: int, learning_rate: float, *, seed: int = 7) -> Iterator[Bits]:
+    """`size` weights of one matrix: at the start, and after each of any number of steps with moments of their own."""
+    rng = np.random.default_rng(seed)
+    master = np.float32(0.02) * rng.standard_normal(size, np.float32)
+    rate = np.float32(learning_rate * _STATIONARY)
+    while True:
+        yield np.concatenate([to_bf16(master[at : at + _BLOCK]) for at in range(0, size, _BLOCK)])
+        for at in range(0, size, _BLOCK):
+            part = master[at : at + _BLOCK]
+            part -= rate * rng.standard_normal(part.size, np.float32)
 
 
 def to_bf16(values: F32) -> Bits:

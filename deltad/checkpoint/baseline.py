@@ -10,24 +10,18 @@ Killed while keeping: a directory without a record is left. It is never opened, 
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
-import shutil
 from pathlib import Path
 
 import msgspec
 
 from deltad.checkpoint.directory import Checkpoint, open_checkpoint
 from deltad.checkpoint.files import FileStamp
-from deltad.errors import CheckpointError, FormatError
+from deltad.errors import CheckpointError, DeltadError, FormatError
 from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.store.disk import DISK, NO_SUCH_WAY, FileSystem, make_directory, remove_tree
 
 RECORD_NAME = "kept.json"
-_FICLONE = 0x40049409
-_NO_SUCH_WAY = frozenset(
-    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.ENOSYS}
-)
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -37,25 +31,29 @@ class _Record(msgspec.Struct, frozen=True):
     files: tuple[tuple[str, int, int, int], ...]
 
 
-def keep_baseline(checkpoint: Checkpoint, directory: Path, version: str) -> bool:
+def keep_baseline(checkpoint: Checkpoint, directory: Path, version: str, *, files: FileSystem = DISK) -> bool:
     """Keep a checkpoint's files in `directory` as the baseline that is `version`, without copying them.
 
     Hard links, else reflinks. Replaces what `directory` held. False, leaving no directory, where neither
     works, or where the files are not those that were opened any more.
     """
-    shutil.rmtree(directory, ignore_errors=True)
+    remove_tree(directory, files)
     try:
-        directory.mkdir(parents=True)
-        stamps = [_keep(source, directory, stamp) for source, stamp in checkpoint.file_stamps().items()]
+        make_directory(directory, files)
+        stamps = [_keep(source, directory, stamp, files) for source, stamp in checkpoint.file_stamps().items()]
         if None not in stamps:
-            files = tuple((s.name, s.size, s.mtime_ns, s.inode) for s in stamps if s is not None)
+            kept = tuple((s.name, s.size, s.mtime_ns, s.inode) for s in stamps if s is not None)
             temporary = directory / (RECORD_NAME + ".tmp")
-            temporary.write_bytes(msgspec.json.encode(_Record(version, files)))
-            os.rename(temporary, directory / RECORD_NAME)
+            file = files.create(temporary)
+            try:
+                file.write(msgspec.json.encode(_Record(version, kept)), 0)
+            finally:
+                file.close()
+            files.rename(temporary, directory / RECORD_NAME)
             return True
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError, DeltadError):
         pass  # the file was removed meanwhile, or the disk is full: a baseline is an economy, never a need
-    shutil.rmtree(directory, ignore_errors=True)
+    remove_tree(directory, files)
     return False
 
 
@@ -81,34 +79,20 @@ def open_baseline(
     return checkpoint
 
 
-def _keep(source: Path, directory: Path, stamp: FileStamp) -> FileStamp | None:
+def _keep(source: Path, directory: Path, stamp: FileStamp, files: FileSystem) -> FileStamp | None:
     """Keep one file; its stamp in `directory`, or None where it cannot be kept or is another file by now."""
     target = directory / source.name
-    if not _hard_link(source, target) and not _reflink(source, target, stamp):
+    if not _hard_link(source, target, files) and not files.reflink(source, target):
         return None
     kept = FileStamp.of(source.name, os.stat(target, follow_symlinks=False))
     return kept if (kept.size, kept.mtime_ns) == (stamp.size, stamp.mtime_ns) else None
 
 
-def _hard_link(source: Path, target: Path) -> bool:
+def _hard_link(source: Path, target: Path, files: FileSystem) -> bool:
     try:
-        os.link(source.resolve(strict=True), target)
+        files.link(source.resolve(strict=True), target)
     except OSError as error:
-        if error.errno in _NO_SUCH_WAY:
+        if error.errno in NO_SUCH_WAY:
             return False
         raise
     return True
-
-
-def _reflink(source: Path, target: Path, stamp: FileStamp) -> bool:
-    """Share the blocks of `source`, to be copied when either is written. The copy gets the original's time."""
-    with source.open("rb") as original, target.open("xb") as copy:
-        try:
-            fcntl.ioctl(copy.fileno(), _FICLONE, original.fileno())
-        except OSError as error:
-            if error.errno in _NO_SUCH_WAY:
-                return False
-            raise
-        status = os.fstat(original.fileno())
-        os.utime(copy.fileno(), ns=(status.st_atime_ns, stamp.mtime_ns))
-        return FileStamp.of(stamp.name, status) == stamp

@@ -26,7 +26,7 @@ from deltad.delta.backend import UNSIGNED, Lanes
 from deltad.delta.encoding import sha256
 from deltad.delta.layout import Layout, TensorSpec
 from deltad.errors import IntegrityError, UsageError
-from deltad.store.disk import DISK, FileSystem, make_directory, store_error
+from deltad.store.disk import DISK, File, FileSystem, make_directory, read_file, store_error
 
 SHARD_BYTES = 5_000_000_000
 _SUFFIX = ".incomplete"
@@ -48,20 +48,33 @@ class CheckpointWriter:
     `shard_bytes` unless one tensor is larger. As a context manager, it removes what it made when it is
     left without `finish`.
 
+    With `like`, a directory that this class wrote, weight files begin as those there, if they have the same
+    tensors: they share its blocks where the file system can do that, and are copied where it cannot.
+
     Raises UsageError if the directory holds something, StoreFullError or StoreError if it cannot be
     written.
     """
 
     def __init__(
-        self, directory: Path, layout: Layout, *, shard_bytes: int = SHARD_BYTES, files: FileSystem = DISK
+        self,
+        directory: Path,
+        layout: Layout,
+        *,
+        shard_bytes: int = SHARD_BYTES,
+        files: FileSystem = DISK,
+        like: Path | None = None,
     ) -> None:
         self.directory = directory
         self.layout = layout
         self._made: list[str] = []
         self._maps: list[mmap.mmap] = []
+        self._weight_files: list[File] = []
         self._places: dict[int, _Place] = {}
         self._finished = False
         self._files = files
+        self._like = like
+        self.taken: set[int] = set()
+        """The tensors that already have the weights that they have in `like`."""
         make_directory(directory, files)
         with self._refusals():
             if files.entries(directory):
@@ -85,6 +98,22 @@ class CheckpointWriter:
             return np.empty(0, UNSIGNED[width])
         place = self._places[tensor]
         return np.frombuffer(self._maps[place.shard], UNSIGNED[width], count, place.offset + start * width)
+
+    def put(self, tensor: int, start: int, lanes: Lanes) -> None:
+        """Write lanes from canonical position `start` on, as a write to the file. Several threads may.
+
+        For what is written once, this takes less time than writing to `lanes`, which faults page by page.
+        """
+        spec = self.layout.tensors[tensor]
+        if not self._maps or not 0 <= start <= start + lanes.size <= spec.lanes:
+            raise ValueError(
+                f"lanes {start} to {start + lanes.size} of {spec.name!r}, which has {spec.lanes}, or is closed"
+            )
+        if lanes.size:
+            place = self._places[tensor]
+            data = np.ascontiguousarray(lanes).view(np.uint8).data
+            with self._refusals(len(data)):
+                self._weight_files[place.shard].write(data, place.offset + start * spec.type.lane_bytes)
 
     def release(self, tensor: int, start: int, count: int) -> None:
         """Let go of the memory behind these lanes; what was written there stays written."""
@@ -114,26 +143,33 @@ class CheckpointWriter:
             if len(self._names) > 1:
                 self._write(INDEX_NAME, self._index())
                 ordered.append(INDEX_NAME)
-            for shard in self._maps:
-                shard.flush()
             for name in ordered:
-                self._sync(self._path(name))
+                if name not in self._names:
+                    self._sync(self._path(name))
+            for file in self._weight_files:
+                file.sync()  # on Linux that is what was mapped, too
             for name in ordered:
                 if name == ordered[-1]:
                     self._files.sync_directory(self.directory)
                 self._files.rename(self._path(name), self.directory / name)
             self._files.sync_directory(self.directory)
         self._finished = True
-        self._maps.clear()
+        self._let_go()
 
     def close(self) -> None:
         """Remove what was written, unless it is finished. Does no harm twice."""
-        self._maps.clear()
+        self._let_go()
         if not self._finished:
             for name in self._made:
                 with suppress(OSError):
                     self._files.unlink(self._path(name))
             self._made.clear()
+
+    def _let_go(self) -> None:
+        self._maps.clear()
+        for file in self._weight_files:
+            file.close()
+        self._weight_files.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -152,9 +188,26 @@ class CheckpointWriter:
             offset += spec.bytes
         name = self._names[number]
         with self._refusals(offset):
-            self._write(name, header, size=offset)
+            if self._take(name, header, offset):
+                self.taken.update(tensors)
+            else:
+                self._write(name, header, size=offset)
+            self._weight_files.append(self._files.edit(self._path(name)))
             with self._path(name).open("r+b") as file:
                 self._maps.append(mmap.mmap(file.fileno(), offset))
+
+    def _take(self, name: str, header: bytes, size: int) -> bool:
+        """Begin a weight file as the one in `like`. False if that one has other tensors."""
+        if self._like is None:
+            return False
+        source, target = self._like / name, self._path(name)
+        found = self._files.entry(source)
+        if found is None or found.size != size or read_file(source, self._files, len(header)) != header:
+            return False
+        self._made.append(name)
+        if not self._files.reflink(source, target):
+            self._files.copy(source, target)
+        return True
 
     def _write(self, name: str, data: bytes, *, size: int = 0) -> None:
         """Create `name`, with room for `size` bytes if that is more than `data` needs."""

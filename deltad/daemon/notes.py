@@ -5,13 +5,14 @@ Kept beside the records so that a restart does not forget it. A lost or damaged 
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from deltad.client.messages import Seconds
+from deltad.errors import DeltadError
+from deltad.store.disk import FileSystem, make_directory, read_file
 from deltad.types import Version
 
 
@@ -27,28 +28,34 @@ class Note(msgspec.Struct, frozen=True):
 class Notes:
     """The notes of one run."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, files: FileSystem) -> None:
         self._directory = directory
+        self._files = files
 
     def read(self, version: Version) -> Note:
         try:
-            return msgspec.json.decode(self._path(version).read_bytes(), type=Note)
+            return msgspec.json.decode(read_file(self._path(version), self._files), type=Note)
         except (OSError, msgspec.DecodeError):
             return Note()
 
     def write(self, version: Version, note: Note) -> None:
         path = self._path(version)
         temporary = path.with_suffix(".tmp")
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(msgspec.json.encode(note))
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
+        # Not synced: what a power cut takes or tears is an empty note.
+        with suppress(OSError, DeltadError):
+            make_directory(self._directory, self._files)
+            if self._files.entry(temporary) is not None:
+                self._files.unlink(temporary)  # a kill left it
+            file = self._files.create(temporary)
+            try:
+                file.write(msgspec.json.encode(note), 0)
+            finally:
+                file.close()
+            self._files.rename(temporary, path)
 
     def forget(self, version: Version) -> None:
         with suppress(OSError):
-            self._path(version).unlink()
+            self._files.unlink(self._path(version))
 
     def _path(self, version: Version) -> Path:
         return self._directory / f"e{version.epoch:06d}-v{version.number:06d}.json"

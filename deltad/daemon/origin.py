@@ -8,7 +8,6 @@ and the same checkpoint is simply compared again.
 
 from __future__ import annotations
 
-import shutil
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
 from deltad.errors import BaseMismatchError, CheckpointError, ConflictError, IntegrityError, NotFoundError
 from deltad.protocol.mode import UNMEASURED, ModeChoice
 from deltad.protocol.publish import is_gap
+from deltad.store.disk import remove_tree
 from deltad.store.mirror import Mirror
 from deltad.store.store import Store
 from deltad.types import RunId, Variant, Version
@@ -124,7 +124,7 @@ class Origin:
             if how.get("if_changed") and latest is not None and _same_variants(record, latest):
                 return Published(latest, already=True, seconds=Seconds())
             self._run.commit(record.encode())
-            keep_baseline(checkpoint, self._baseline, str(version))
+            keep_baseline(checkpoint, self._baseline, str(version), files=self._store.files)
         seconds = Seconds(settle=how.get("settle", 0.0), encode=time.monotonic() - started)
         is_anchor = record.variants[0].edges[0].kind is EdgeKind.ANCHOR
         return Published(record, already=False, seconds=seconds, coding=None if is_anchor else coding)
@@ -222,7 +222,7 @@ class Origin:
             # The kept files are not what was published. The mirror is rebuilt from the store, whose
             # every byte is checked, and this checkpoint is compared with that instead.
             log.warning("baseline_damaged", run=self._run.run, error=str(error))
-            shutil.rmtree(self._baseline, ignore_errors=True)
+            remove_tree(self._baseline, self._store.files)
             return self._delta(checkpoint, version, latest, mode)
 
     def _delta(self, checkpoint: Checkpoint, version: Version, latest: VersionRecord, mode: Mode) -> Manifest:

@@ -32,8 +32,6 @@ log = structlog.get_logger()
 
 READ_SECONDS = 24 * 3600.0
 """How long one read of a version may take, at most."""
-TAIL = 16
-"""Edges behind the mirror's generation at which it advances."""
 
 
 class Versions:
@@ -45,7 +43,7 @@ class Versions:
         self._threads = threads
         self.run = run
         self.records = store.run(run)
-        self._notes = Notes(self.records.directory / "notes")
+        self._notes = Notes(self.records.directory / "notes", store.files)
         self._publishing = asyncio.Lock()
         self._described: dict[Version, VersionInfo] = {}
         self._unreadable: set[Version] = set()
@@ -142,12 +140,12 @@ class Versions:
         return PinReply(str(version), pin_info(self.records.pins().get(version)), changed)
 
     async def advance_mirror(self) -> None:
-        """Let the mirror catch up if its tail has grown long. Off the path of any commit."""
+        """Let the mirror catch up if it is time. Off the path of any commit."""
         record = self.records.latest()
         if record is None:
             return
         mirror = self.mirror(Variant(record.variants[0].name))
-        if await asyncio.to_thread(mirror.tail, record) > TAIL:
+        if await asyncio.to_thread(mirror.is_due, record):
             with self._reading(record.version, "the mirror"):
                 await asyncio.to_thread(mirror.advance, record)
             log.info("mirror_advanced", run=self.run, version=str(record.version))

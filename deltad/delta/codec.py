@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
@@ -45,6 +45,7 @@ __all__ = [
     "Patch",
     "Weights",
     "apply_chunks",
+    "apply_frame",
     "apply_patch",
     "frame_patches",
     "read_patches",
@@ -300,14 +301,17 @@ def apply_chunks(
     so what is written to must be private until the sums are compared with the manifest's.
     """
     placed = (_Placed(frame, layout) for data in chunks for frame in stored_frames(data, layout, limits=limits))
-    work = partial(_apply_frame, layout=layout, target=target, backend=backend)
+
+    def work(placed: _Placed) -> tuple[list[int], U64]:
+        return apply_frame(placed.stored, layout, target, backend)
+
     for tensors, shares in in_order(work, placed, threads, clash=_Placed.may_meet):
         np.add.at(sums, tensors, shares)
 
 
-def _apply_frame(placed: _Placed, layout: Layout, target: Weights, backend: Backend) -> tuple[list[int], U64]:
-    """Which tensors were written to, and what that adds to their sums."""
-    frame = placed.stored.unpack()
+def apply_frame(stored: StoredFrame, layout: Layout, target: Weights, backend: Backend) -> tuple[list[int], U64]:
+    """What `apply_chunks` does with one frame: which tensors were written to, and what that adds to their sums."""
+    frame = stored.unpack()
     header = frame.header
     rects = header.rects
     if header.coder in WHOLE or not header.check or not all_contiguous(rects, layout):

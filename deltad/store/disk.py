@@ -15,7 +15,8 @@ import os
 import shutil
 import stat
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -28,6 +29,12 @@ _HINTS = {
     errno.EACCES: "run as the user whom the store belongs to; `deltad doctor` says what may not be done",
     errno.EIO: "the disk failed: see `dmesg`, and move the store to another one",
 }
+NO_SUCH_WAY = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.ENOSYS}
+)
+"""What a file system says that cannot link, reflink or copy between these two places."""
+_FICLONE = 0x40049409
+_COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +47,15 @@ class Entry:
 
 
 class File(Protocol):
-    """An open file. Offsets and sizes are bytes; refusals are OSErrors. Only `read` may be called by many threads."""
+    """An open file. Offsets and sizes are bytes; refusals are OSErrors.
+
+    Several threads may `read` at once, and `write` where their bytes do not overlap.
+    """
 
     def read(self, count: int, offset: int) -> bytes:
         """Up to `count` bytes from `offset`; fewer only where the file ends."""
 
-    def write(self, data: bytes, offset: int) -> None:
+    def write(self, data: bytes | memoryview, offset: int) -> None:
         """Write all of `data` at `offset`. After an error, any part of it may be there."""
 
     def allocate(self, size: int) -> None:
@@ -88,6 +98,18 @@ class FileSystem(Protocol):
 
     def unlink(self, path: Path) -> None: ...
 
+    def link(self, path: Path, name: Path) -> None:
+        """Give a file a further name, which must be free. What is written under either is seen under both."""
+
+    def reflink(self, path: Path, copy: Path) -> bool:
+        """A new file with the content of another and its time of change, that shares its blocks until one is written.
+
+        False, and there is no new file, where the file system cannot.
+        """
+
+    def copy(self, path: Path, copy: Path) -> None:
+        """A new file with the content of another, in blocks of its own."""
+
     def mkdir(self, path: Path) -> None: ...
 
     def rmdir(self, path: Path) -> None: ...
@@ -121,7 +143,7 @@ class _OpenFile:
             count, offset = count - len(data), offset + len(data)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def write(self, data: bytes, offset: int) -> None:
+    def write(self, data: bytes | memoryview, offset: int) -> None:
         view = memoryview(data)
         while view:
             written = os.pwrite(self._descriptor, view, offset)
@@ -160,6 +182,28 @@ class Disk:
 
     def unlink(self, path: Path) -> None:
         os.unlink(path)
+
+    def link(self, path: Path, name: Path) -> None:
+        os.link(path, name)
+
+    def reflink(self, path: Path, copy: Path) -> bool:
+        with _copying(path, copy) as (source, target):
+            try:
+                fcntl.ioctl(target, _FICLONE, source)
+            except OSError as error:
+                if error.errno not in NO_SUCH_WAY:
+                    raise
+                os.unlink(copy)
+                return False
+            status = os.fstat(source)
+            os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+            return True
+
+    def copy(self, path: Path, copy: Path) -> None:
+        with _copying(path, copy) as (source, target):
+            left = os.fstat(source).st_size
+            while left and (done := _copy_some(source, target, left)):
+                left -= done
 
     def mkdir(self, path: Path) -> None:
         os.mkdir(path, 0o750)
@@ -208,14 +252,43 @@ class Disk:
         return _OpenFile(descriptor)
 
 
+@contextmanager
+def _copying(path: Path, copy: Path) -> Iterator[tuple[int, int]]:
+    """An existing file to read and a new one to write; the new one is removed again after an error."""
+    source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        target = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        try:
+            yield source, target
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(copy)
+            raise
+        finally:
+            os.close(target)
+    finally:
+        os.close(source)
+
+
+def _copy_some(source: int, target: int, count: int) -> int:
+    try:
+        return os.copy_file_range(source, target, count)
+    except OSError as error:
+        if error.errno not in NO_SUCH_WAY:
+            raise
+        # Between file systems of two kinds: the same by hand.
+        data = os.read(source, min(count, _COPY_BYTES))
+        return os.write(target, data) if data else 0
+
+
 DISK: FileSystem = Disk()
 
 
-def read_file(path: Path, files: FileSystem = DISK) -> bytes:
-    """The whole content of a file. Raises OSError."""
+def read_file(path: Path, files: FileSystem = DISK, most: int | None = None) -> bytes:
+    """The whole content of a file, or its first bytes. Raises OSError."""
     file = files.open(path)
     try:
-        return file.read(file.size(), 0)
+        return file.read(file.size() if most is None else most, 0)
     finally:
         file.close()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from deltad.delta.layout import decode_layout
+from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import decode_manifest, decode_page
 from deltad.delta.record import VersionRecord
 from deltad.errors import NotFoundError
@@ -80,6 +80,8 @@ class _Collector:
         self._dry_run = dry_run
         self._started = store.clock()
         self._needs = _Needs()
+        self._layout: tuple[Digest, Layout] | None = None
+        """The layout that was read last, and its name."""
 
     def sift(self, run: RunId, retention: Retention) -> list[Explained]:
         """Decide about the versions of a run, and let them go; then note what the others lead to."""
@@ -164,34 +166,39 @@ class _Collector:
         return sizes[record.version]
 
     def _note(self, record: VersionRecord, needs: dict[Digest, VersionId]) -> None:
-        for digest in objects_of(self._store, record):
+        for digest in self._objects_of(record):
             needs.setdefault(digest, record.id)
 
+    def _objects_of(self, record: VersionRecord) -> Iterator[Digest]:
+        """All objects that lead to a version, through every edge to it that is held here.
 
-def objects_of(store: Store, record: VersionRecord) -> Iterator[Digest]:
-    """All objects that lead to a version, through every edge to it that is held here.
-
-    Raises IntegrityError or FormatError if one that leads on is damaged.
-    """
-
-    def read(digest: bytes) -> bytes:
-        return store.objects.read_unasked(Digest(digest))
-
-    for variant in record.variants:
-        yield Digest(variant.layout)
-        layout = decode_layout(read(variant.layout), limits=store.limits)
-        yield from (Digest(file.digest) for file in layout.files)
-        # An edge from a version that is gone here is still of use to a peer that holds it.
-        for edge in store.run(RunId(record.run)).known_edges(record, variant):
-            yield Digest(edge.manifest)
-            try:
-                manifest = decode_manifest(read(edge.manifest), limits=store.limits)
-            except NotFoundError:
-                continue
-            for page in manifest.pages:
-                yield Digest(page.digest)
+        Raises IntegrityError or FormatError if one that leads on is damaged.
+        """
+        for variant in record.variants:
+            yield Digest(variant.layout)
+            layout = self._read_layout(Digest(variant.layout))
+            yield from (Digest(file.digest) for file in layout.files)
+            # An edge from a version that is gone here is still of use to a peer that holds it.
+            for edge in self._store.run(RunId(record.run)).known_edges(record, variant):
+                yield Digest(edge.manifest)
                 try:
-                    data = read(page.digest)
+                    manifest = decode_manifest(self._read(edge.manifest), limits=self._store.limits)
                 except NotFoundError:
                     continue
-                yield from (Digest(chunk.digest) for chunk in decode_page(data, page, layout, limits=store.limits))
+                for page in manifest.pages:
+                    yield Digest(page.digest)
+                    try:
+                        data = self._read(page.digest)
+                    except NotFoundError:
+                        continue
+                    chunks = decode_page(data, page, layout, limits=self._store.limits)
+                    yield from (Digest(chunk.digest) for chunk in chunks)
+
+    def _read_layout(self, digest: Digest) -> Layout:
+        # Versions share it as a rule, and to parse it takes longer than all the rest of one.
+        if self._layout is None or self._layout[0] != digest:
+            self._layout = (digest, decode_layout(self._read(digest), limits=self._store.limits))
+        return self._layout[1]
+
+    def _read(self, digest: bytes) -> bytes:
+        return self._store.objects.read_unasked(Digest(digest))

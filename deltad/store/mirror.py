@@ -2,8 +2,9 @@
 
 A generation is a loadable checkpoint directory, built aside and renamed into place, never written
 again. The mirror advances lazily, off the path of any commit: scattered changes touch every page, so
-rewriting it per version would rewrite the model per version. Exports are built the same way, straight
-into the directory that an engine is handed.
+rewriting it per version would rewrite the model per version. An advance is one pass over the weights,
+however many deltas it goes through. Exports are built the same way, straight into the directory that an
+engine is handed; where the file system shares blocks between files, they are reflinks of a generation.
 
 Killed while building or removing: a directory is left under a name that is no generation's (it begins
 with a dot, or ends in `.removed`), and the next advance removes it.
@@ -14,7 +15,8 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,8 @@ import numpy as np
 from deltad.checkpoint.aligned import Aligned
 from deltad.checkpoint.directory import open_checkpoint
 from deltad.checkpoint.writer import CheckpointWriter
-from deltad.delta.backend import Backend
+from deltad.delta.backend import Backend, Lanes
+from deltad.delta.chain import apply_chain, nests
 from deltad.delta.codec import Weights, apply_chunks, sum_weights
 from deltad.delta.digest import U64, root_of
 from deltad.delta.layout import Layout, decode_layout
@@ -32,6 +35,7 @@ from deltad.delta.threads import in_order
 from deltad.delta.weights import Span, borrowed, spans_of
 from deltad.errors import CheckpointError, FormatError, IntegrityError
 from deltad.store.disk import FileSystem, make_directory, remove_tree, store_error
+from deltad.store.path import Hop
 from deltad.store.path import Path as EdgePath
 from deltad.store.runs import RunStore
 from deltad.store.store import Store
@@ -41,6 +45,11 @@ _GENERATION = re.compile(r"e([0-9]{6,})-v([0-9]{6,})", re.ASCII)
 _OWN = re.compile(r"\.?e[0-9]{6,}-v[0-9]{6,}(\.[0-9a-f]{32})?(\.removed)?", re.ASCII)
 """Generations, whole, in the making or on their way out; what else lies beside them is not ours to remove."""
 _WINDOW_BYTES = 8 << 20
+_PROBE_BYTES = 4096
+LONG_WALK = 16
+"""More edges than this between the generation and a version that is read let the mirror advance afterwards."""
+_AT_ONCE = 32
+"""Deltas that are applied in one pass. Of each a chunk is held meanwhile."""
 
 
 class Mirror:
@@ -55,6 +64,10 @@ class Mirror:
         self._files = store.files
         self._directory = run.directory / "mirror" / variant
         self._lock = threading.Lock()
+        self._sizes: dict[bytes, int] = {}
+        """What the deltas since the generation take, by the name of their manifest."""
+        self._walked = 0
+        """The most edges that a reader went through since the last advance."""
 
     def generations(self) -> dict[Version, Path]:
         """The complete generations on disk."""
@@ -73,15 +86,42 @@ class Mirror:
     def advance(self, record: VersionRecord) -> Path:
         """Make `record`'s version the base generation and drop the older ones; returns its directory."""
         with self._lock:
-            version = record.version
-            directory = self._directory / f"e{version.epoch:06d}-v{version.number:06d}"
-            if self._files.entry(directory) is None:
-                self._build(record, directory)
-            # Older generations, and whatever a killed build left.
-            for entry in self._files.entries(self._directory):
-                if entry.name != directory.name and _OWN.fullmatch(entry.name):
-                    _discard(self._directory / entry.name, self._files)
-            return directory
+            return self._advance(record)
+
+    def is_due(self, record: VersionRecord) -> bool:
+        """Whether it is time to advance to `record`.
+
+        The deltas that have come since take as much as the weights, so that advances never write more than deltas
+        do; or a reader had to go through so many of them that the next one should not.
+        """
+        with self._lock:
+            hops = self._path(record).hops
+            sizes = {}
+            for hop in hops:
+                if hop.edge.base is not None:
+                    known = self._sizes.get(hop.edge.manifest)
+                    sizes[hop.edge.manifest] = self._size(hop) if known is None else known
+            self._sizes = sizes
+            if not sizes:
+                return False
+            return len(hops) > 1 and (
+                self._walked > LONG_WALK or sum(sizes.values()) >= self.layout(record).weight_bytes
+            )
+
+    def _size(self, hop: Hop) -> int:
+        return hop.edge.size + self._run.read_manifest(hop.edge).chunk_bytes
+
+    def _advance(self, record: VersionRecord) -> Path:
+        version = record.version
+        directory = self._directory / f"e{version.epoch:06d}-v{version.number:06d}"
+        if self._files.entry(directory) is None:
+            self._build(record, directory)
+        self._walked = 0
+        # Older generations, and whatever a killed build left.
+        for entry in self._files.entries(self._directory):
+            if entry.name != directory.name and _OWN.fullmatch(entry.name):
+                _discard(self._directory / entry.name, self._files)
+        return directory
 
     def export(self, record: VersionRecord, directory: Path) -> Digest:
         """Write a version as a loadable checkpoint at `directory`, which must not exist; returns its root.
@@ -90,7 +130,36 @@ class Mirror:
         version's, and then `directory` does not exist.
         """
         with self._lock:
+            self._walk(record)
+            newer = any(version > record.version for version in self.generations())
+            if self._path(record).hops and not newer and self._shares_blocks_with(directory.parent):
+                # Then the export itself costs nothing, nor does the next one.
+                self._advance(record)
             return self._build(record, directory)
+
+    def _walk(self, record: VersionRecord) -> None:
+        self._walked = max(self._walked, len(self._path(record).hops))
+
+    def _shares_blocks_with(self, directory: Path) -> bool:
+        """Whether a generation's files can be reflinked into `directory`, which is made."""
+        name = f".probe.{uuid.uuid4().hex}"
+        probe, copy = self._directory / name, directory / name
+        for parent in (self._directory, directory):
+            make_directory(parent, self._files)
+        try:
+            file = self._files.create(probe)
+            try:
+                file.write(bytes(_PROBE_BYTES), 0)
+            finally:
+                file.close()
+            if shares := self._files.reflink(probe, copy):
+                self._files.unlink(copy)
+        except OSError:
+            return False
+        finally:
+            with suppress(OSError):
+                self._files.unlink(probe)
+        return shares
 
     def verify(self, record: VersionRecord, scratch: Path) -> tuple[Digest, list[str]]:
         """Rebuild a version from what is stored, in `scratch`, which is removed again.
@@ -100,6 +169,7 @@ class Mirror:
         """
         layout = self.layout(record)
         with self._lock:
+            self._walk(record)
             try:
                 with CheckpointWriter(scratch, layout, files=self._files) as writer:
                     self._write_weights(self._path(record), layout, writer)
@@ -138,8 +208,10 @@ class Mirror:
         layout = self.layout(record)
         partial = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
         make_directory(partial, self._files)
+        # Where nothing lies between the generation and the version, its files are shared or copied as they are.
+        like = self.generations()[path.start] if path.start is not None and not path.hops else None
         try:
-            with CheckpointWriter(partial, layout, files=self._files) as writer:
+            with CheckpointWriter(partial, layout, files=self._files, like=like) as writer:
                 root = self._write(path, record, writer)
             self._files.rename(partial, directory)
             self._files.sync_directory(directory.parent)
@@ -167,17 +239,50 @@ class Mirror:
         return root
 
     def _write_weights(self, path: EdgePath, layout: Layout, writer: CheckpointWriter) -> None:
-        if path.start is not None:
-            with open_checkpoint(self.generations()[path.start]) as base:
-                _copy(layout, Aligned(layout, base), writer, self._threads)
-        for hop in path.hops:
-            self._apply(self._run.read_manifest(hop.edge), layout, writer)
+        hops = path.hops
+        if path.start is None:
+            self._apply(hops[0], layout, writer)
+            base, hops = None, hops[1:]
+        with ExitStack() as stack:
+            if path.start is not None:
+                generation = stack.enter_context(open_checkpoint(self.generations()[path.start]))
+                base = Aligned(layout, generation)
+                if not hops:
+                    _copy(layout, base, writer, self._threads)
+            for start in range(0, len(hops), _AT_ONCE):
+                self._apply_all(hops[start : start + _AT_ONCE], layout, base, writer)
+                base = None
 
-    def _apply(self, manifest: Manifest, layout: Layout, writer: CheckpointWriter) -> None:
+    def _apply_all(self, hops: Sequence[Hop], layout: Layout, base: Weights | None, writer: CheckpointWriter) -> None:
+        """Write `base`, or what the writer holds already, as it is after some deltas: in one pass where that can be."""
+        limits, threads = self._store.limits, self._threads
+
+        def put(span: Span, lanes: Lanes) -> None:
+            writer.put(span[0], span[1], lanes)
+
+        def edges() -> list[Iterator[bytes]]:
+            return [self._read_chunks(hop, layout) for hop in hops]
+
+        # What is written in place cannot be begun again, so there it is found out first.
+        source = writer if base is None else base
+        if (base is not None or nests(edges(), layout, limits=limits)) and apply_chain(
+            edges(), layout, source, put, self._backend, limits=limits, threads=threads
+        ):
+            return
+        if base is not None:
+            _copy(layout, base, writer, threads)
+        for hop in hops:
+            self._apply(hop, layout, writer)
+
+    def _apply(self, hop: Hop, layout: Layout, writer: CheckpointWriter) -> None:
         # The sums are not followed here: everything is summed anew once all is written.
         unused = np.zeros((len(layout.tensors), 2), np.uint64)
-        chunks = (self._store.read(Digest(chunk.digest)) for chunk in self._chunks(manifest, layout))
+        chunks = self._read_chunks(hop, layout)
         apply_chunks(chunks, layout, writer, unused, self._backend, limits=self._store.limits, threads=self._threads)
+
+    def _read_chunks(self, hop: Hop, layout: Layout) -> Iterator[bytes]:
+        for chunk in self._chunks(self._run.read_manifest(hop.edge), layout):
+            yield self._store.read(Digest(chunk.digest))
 
     def _chunks(self, manifest: Manifest, layout: Layout) -> Iterator[ChunkRef]:
         for page in manifest.pages:
@@ -202,12 +307,13 @@ def _discard(directory: Path, files: FileSystem) -> None:
 
 
 def _copy(layout: Layout, base: Weights, writer: CheckpointWriter, threads: int) -> None:
-    """Copy all weights, window by window."""
+    """Copy all weights that are not there yet, window by window."""
 
     def copy(spans: list[Span]) -> None:
         for span in spans:
-            with borrowed(base, span) as lanes, borrowed(writer, span) as target:
-                target[:] = lanes
+            if span[0] not in writer.taken:
+                with borrowed(base, span) as lanes:
+                    writer.put(span[0], span[1], lanes)
 
     for _ in in_order(copy, spans_of(layout, _WINDOW_BYTES), threads):
         pass

@@ -136,7 +136,7 @@ class Packs:
                 members[pack].append((digest, size))
             for pack, chunks in members.items():
                 alive = sum(entry_bytes(size) for digest, size in chunks if digest not in dead)
-                if alive and (pack is self._current or 2 * alive > pack.end):
+                if 2 * alive > pack.end:
                     continue
                 (sparse if alive else empty).append(pack)
                 for digest, _ in chunks:
@@ -166,6 +166,11 @@ class Packs:
     def rewrite(self, packs: list[_Pack]) -> None:
         """Move what lives in these packs behind the chunk that was stored last, and remove them."""
         for pack in packs:
+            try:
+                self._end(pack)
+            except StoreFullError as error:
+                log.warning("pack_not_rewritten", pack=str(pack.path), error=str(error))
+                continue
             alive = [(digest, at, size) for digest, (held, at, size) in list(self._index.items()) if held is pack]
             try:
                 file = self._files.open(pack.path)
@@ -184,6 +189,13 @@ class Packs:
                 log.warning("pack_not_rewritten", pack=str(pack.path), error=str(error))
                 continue
             self.remove([pack])
+
+    def _end(self, pack: _Pack) -> None:
+        """Write to another pack from now on, if it was this one."""
+        with self._writing:
+            if pack is self._current:
+                self._seal(pack)
+                self._let_go()
 
     def _append(self, pack: _Pack, digest: Digest, data: bytes) -> None:
         file = pack.file

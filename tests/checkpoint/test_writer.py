@@ -241,7 +241,7 @@ try:
 except StoreError as error:
     print(error)
 """
-CALLS = {"msync": 2, "fsync": 5, "rename": 3}
+CALLS = {"fsync": 5, "rename": 3}
 """What `finish` asks of the operating system for two shards and an index."""
 
 
@@ -288,7 +288,7 @@ def test_killed_at_any_step_it_leaves_a_whole_checkpoint_or_nothing_that_loads(
         assert [checkpoint.lanes(i, 0, 8).tolist() for i in range(2)] == [[1] * 8, [2] * 8]
 
 
-@pytest.mark.parametrize(("call", "number"), [("msync", 1), ("msync", 2), ("fsync", 1), ("fsync", 3), ("fsync", 4)])
+@pytest.mark.parametrize(("call", "number"), [("fsync", 1), ("fsync", 2), ("fsync", 3), ("fsync", 4)])
 def test_a_sync_that_fails_is_not_tried_again_and_nothing_is_left_that_loads(
     tmp_path: Path, call: str, number: int
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
 import subprocess
@@ -135,7 +136,7 @@ def test_a_daemon_that_was_away_catches_up_and_the_trainer_may_prune_meanwhile(r
         regions.check_export(regions.b, number)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", range(1, 9) if os.environ.get("DELTAD_TEST_FULL") == "1" else [1, 2])
 def test_killing_both_daemons_at_random_loses_nothing(regions: Regions, seed: int) -> None:
     rng = random.Random(seed)
     regions.a.start()

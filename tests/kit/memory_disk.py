@@ -75,6 +75,20 @@ class MemoryDisk:
         self._may("unlink", path)
         self._name((path, None))
 
+    def link(self, path: Path, name: Path) -> None:
+        if name.name in self._names(name.parent):
+            raise _refusal(errno.EEXIST, name)
+        node = self._find(path)
+        self._may("link", name)
+        self._name((name, node.number))
+
+    def reflink(self, path: Path, copy: Path) -> bool:
+        return False
+
+    def copy(self, path: Path, copy: Path) -> None:
+        data = bytes(self._file(path).data)
+        self.create(copy).write(data, 0)
+
     def mkdir(self, path: Path) -> None:
         if path.name in self._names(path.parent):
             raise _refusal(errno.EEXIST, path)

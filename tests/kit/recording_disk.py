@@ -45,6 +45,24 @@ class RecordingDisk(Disk):
         super().unlink(path)
         self.memory.unlink(path)
 
+    def link(self, path: Path, name: Path) -> None:
+        super().link(path, name)
+        self._appears(name)
+
+    def reflink(self, path: Path, copy: Path) -> bool:
+        shared = super().reflink(path, copy)
+        if shared:
+            self._appears(copy)
+        return shared
+
+    def copy(self, path: Path, copy: Path) -> None:
+        super().copy(path, copy)
+        self._appears(copy)
+
+    def _appears(self, path: Path) -> None:
+        # What it has the content of may lie outside of `home`; that it is durable is nothing to build on.
+        self.memory.create(path).write(path.read_bytes(), 0)
+
     def mkdir(self, path: Path) -> None:
         super().mkdir(path)
         self.memory.mkdir(path)

@@ -106,6 +106,22 @@ def test_space_comes_back_with_the_packs() -> None:
     assert place.store.used_bytes() < before // 2
 
 
+def test_space_comes_back_from_a_pack_that_is_still_written_to() -> None:
+    clock, disk = Clock(), MemoryDisk()
+    roomy = replace(LIMITS, pack_bytes=64 << 20)
+    store = Store.open(STORE, limits=roomy, files=disk, clock=clock)
+    for version in LINEAGE.versions[:11]:
+        version.commit_into(store)
+    clock.now += GRACE_SECONDS + LEASE_SECONDS
+    before = store.used_bytes()
+    collect(store, {RUN: Retention(versions=1)})
+    assert store.used_bytes() < before // 2
+    LINEAGE.versions[11].commit_into(store)
+    store.close()
+    again = Store.open(STORE, limits=roomy, files=disk)
+    assert [version.number for version in whole_versions(again, RUN)] == [10, 11, 12]
+
+
 def test_age_counts_from_when_a_version_came_and_not_by_what_its_record_says() -> None:
     place = Place(6)
     place.clock.now += 1000

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,15 +16,18 @@ from deltad.delta.backend import Mode, choose
 from deltad.delta.codec import apply_chunks, sum_weights
 from deltad.delta.coding import Coder
 from deltad.delta.emit import FrameWriter
+from deltad.delta.encoding import encode as manifest_bytes
+from deltad.delta.encoding import sha256
 from deltad.delta.frame import Rect
 from deltad.delta.layout import Layout, TensorSpec
+from deltad.delta.manifest import ChunkRef, decode_manifest, make_pages
 from deltad.delta.weights import read_segments
 from deltad.limits import Limits
 from deltad.store.mirror import Mirror
 from deltad.store.store import Store
-from deltad.types import Variant
+from deltad.types import Digest, Variant
 from tests.kit.deltas import MODES
-from tests.kit.versions import Lineage
+from tests.kit.versions import Lineage, Published, forge
 from tests.kit.weights import ArrayWeights
 
 
@@ -80,6 +85,46 @@ def test_a_frame_over_columns_lands_on_a_file_beside_what_the_file_held(tmp_path
     for columns in np.s_[4:54, 8:24], np.s_[:, 40:48]:
         expected[columns] = after.arrays[0].reshape(64, 48)[columns]
     assert np.array_equal(found, expected.reshape(-1))
+
+
+def test_a_delta_that_another_build_cut_by_columns_is_applied_by_itself(tmp_path: Path) -> None:
+    lineage = Lineage(limits=Limits(), tensors=1, elements=64 * 64)
+    versions = [lineage.publish() for _ in range(3)]
+    cut = cut_by_columns(versions[2], versions[1].weights)
+    store = Store.open(tmp_path / "store")
+    for version in (*versions[:2], cut):
+        version.commit_into(store)
+    mirror = Mirror(store, store.run(lineage.run), Variant("bf16"), choose())
+    assert mirror.verify(cut.record, tmp_path / "scratch") == (cut.record.variants[0].root, [])
+    mirror.advance(versions[0].record)
+    assert mirror.verify(cut.record, tmp_path / "scratch") == (cut.record.variants[0].root, [])
+    store.close()
+
+
+def cut_by_columns(published: Published, base: ArrayWeights) -> Published:
+    """The same version, whose delta has a frame for each half of the columns."""
+    layout, (variant,) = published.layout, published.record.variants
+    frames = FrameWriter(layout, choose(), "blind", Limits())
+    rows, columns = layout.tensors[0].shape
+    data = b""
+    for start in (0, columns // 2):
+        rects = (Rect(0, (0, start), (rows, columns // 2)),)
+        old, new = read_segments(base, rects, layout), read_segments(published.weights, rects, layout)
+        encoded = frames.encode(rects, old, new)
+        assert encoded is not None
+        data += frames.coded(rects, old, new, encoded).data
+    (page,) = make_pages([ChunkRef(sha256(data), len(data), 0, 0)])
+    (edge,) = variant.edges
+    manifest = decode_manifest(published.objects[Digest(edge.manifest)])
+    manifest = msgspec.structs.replace(manifest, pages=(page[0],), chunk_bytes=len(data))
+    encoded_manifest = manifest_bytes(manifest)
+    edge = msgspec.structs.replace(edge, manifest=sha256(encoded_manifest), size=len(encoded_manifest))
+    objects = {sha256(part): part for part in (data, page[1], encoded_manifest, layout.encode())}
+    objects |= {
+        digest: part for digest, part in published.objects.items() if digest in {f.digest for f in layout.files}
+    }
+    forged = forge(published, variants=(msgspec.structs.replace(variant, edges=(edge,)),))
+    return replace(forged, objects=objects, chunks=frozenset({sha256(data)}))
 
 
 def test_a_damaged_generation_is_noticed_and_the_version_built_from_its_anchor(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from deltad.config.sections import (
     MetricsConfig,
     RelayConfig,
     RunConfig,
+    ScrubConfig,
     UpstreamConfig,
     WatchConfig,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "MetricsConfig",
     "RelayConfig",
     "RunConfig",
+    "ScrubConfig",
     "SectionMeaning",
     "TokenFile",
     "UpstreamConfig",

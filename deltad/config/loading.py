@@ -24,6 +24,7 @@ from deltad.config.sections import (
     MetricsConfig,
     RelayConfig,
     RunConfig,
+    ScrubConfig,
     UpstreamConfig,
     WatchConfig,
     brackets,
@@ -92,6 +93,7 @@ class _Document:
             upstreams=self._sections("upstream", UpstreamConfig),
             fleets=self._sections("fleet", FleetConfig),
             backend=self._section("backend", BackendConfig, self._table("backend")),
+            scrub=self._section("scrub", ScrubConfig, self._table("scrub")),
         )
         self._cross_check(config)
         return config

@@ -167,6 +167,18 @@ class BackendConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ScrubConfig:
+    """`[scrub]`: reading all that is stored again and again, so that rot is found and healed.
+
+    `every`: in how long all chunks and the whole mirror are read once; `0s` reads nothing. Default `168h`.
+    `budget`: how many bytes a second are read for it at most. Default `16MiB`.
+    """
+
+    every: float = field(default=168 * 3600.0, metadata=_reads(values.duration(0.0), values.duration_text))
+    budget: int = field(default=16 << 20, metadata=_reads(values.size(1 << 10), values.size_text))
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole file. `relay` and `metrics` are None where they are off. `path` is the file itself."""
 
@@ -179,6 +191,7 @@ class Config:
     upstreams: tuple[UpstreamConfig, ...]
     fleets: tuple[FleetConfig, ...]
     backend: BackendConfig
+    scrub: ScrubConfig
 
     def run(self, run: RunId) -> RunConfig | None:
         """The `[[run]]` of this id, if there is one."""
@@ -198,6 +211,7 @@ TABLES: dict[str, type[Any]] = {
     "relay": RelayConfig,
     "metrics": MetricsConfig,
     "backend": BackendConfig,
+    "scrub": ScrubConfig,
 }
 LISTS: dict[str, type[Any]] = {
     "run": RunConfig,

@@ -23,6 +23,7 @@ def dump(config: Config) -> dict[str, Any]:
     sections["upstream"] = [_dump_section(upstream) for upstream in config.upstreams]
     sections["fleet"] = [_dump_section(fleet) for fleet in config.fleets]
     sections["backend"] = _dump_section(config.backend)
+    sections["scrub"] = _dump_section(config.scrub)
     return sections
 
 

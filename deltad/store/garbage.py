@@ -17,7 +17,7 @@ import structlog
 from deltad.delta.layout import decode_layout
 from deltad.delta.manifest import decode_manifest, decode_page
 from deltad.delta.record import VersionRecord
-from deltad.errors import NotFoundError
+from deltad.errors import IntegrityError, NotFoundError
 from deltad.store.retention import Candidate, Retention, Verdict, judge
 from deltad.store.store import Store
 from deltad.types import Digest, RunId, Version, VersionId
@@ -178,6 +178,9 @@ def objects_of(store: Store, record: VersionRecord) -> Iterator[Digest]:
     """
 
     def read(digest: bytes) -> bytes:
+        if Digest(digest) in store.objects.quarantine:
+            # Not held, but not because nobody wants it: nobody can say what it leads to.
+            raise IntegrityError(f"object {digest.hex()}", found="damaged, and set aside", hint="see `deltad status`")
         return store.objects.read_unasked(Digest(digest))
 
     for variant in record.variants:

@@ -195,6 +195,27 @@ class RunStore:
                         self._since |= dict.fromkeys(left, self._clock())
                 raise
 
+    def mend_records(self) -> tuple[int, str]:
+        """Compare the records on the disk with what they are in memory, and write anew what is damaged.
+
+        Returns the bytes that were read, and the files that were written, in words. Raises StoreError.
+        """
+        read, mended = 0, []
+        for record in self.records():
+            path, data = self._record_path(record.version), record.encode()
+            with self._writer:
+                if record.version not in self._records:
+                    continue
+                try:
+                    found = read_file(path, self._files)
+                except OSError:
+                    found = b""
+                read += len(found)
+                if found != data:
+                    self._write(path, data)
+                    mended.append(f"{path}")
+        return read, ", ".join(mended)
+
     def read_manifest(self, edge: EdgeRef) -> Manifest:
         """Raises NotFoundError, IntegrityError or FormatError."""
         return decode_manifest(self._objects.read(Digest(edge.manifest)), limits=self._limits)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection as Container
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -17,7 +18,7 @@ import structlog
 from deltad.delta.layout import decode_layout
 from deltad.delta.manifest import decode_manifest, decode_page
 from deltad.delta.record import VersionRecord
-from deltad.errors import IntegrityError, NotFoundError
+from deltad.errors import FormatError, IntegrityError, NotFoundError
 from deltad.store.retention import Candidate, Retention, Verdict, judge
 from deltad.store.store import Store
 from deltad.types import Digest, RunId, Version, VersionId
@@ -95,7 +96,8 @@ class _Collector:
         verdicts = judged(candidates)
         for candidate in candidates:
             if not verdicts[candidate.record.version].kept:
-                self._note(candidate.record, self._needs.released)
+                with suppress(IntegrityError, FormatError):  # what it leads to goes as what nobody leads to
+                    self._note(candidate.record, self._needs.released)
 
         def choose(candidates: list[Candidate]) -> Container[Version]:
             # What has become droppable in between waits for the next time.

@@ -50,7 +50,7 @@ class Pacer:
             self._yields_since = now
         if self._yields_since is not None and now - self._yields_since < YIELD_SECONDS:
             return _POLL_SECONDS
-        return max(0.0, -self._credit / rate)
+        return -self._credit / rate if self._credit <= -1 else 0.0
 
     def read(self, count: int) -> None:
         """A piece of so many bytes was read."""

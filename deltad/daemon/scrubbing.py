@@ -191,11 +191,16 @@ class Scrubbing:
             return
         if now < self._due:
             return
-        self._needs = await self._aside(find_needs, self._store, damaged)
-        self._names |= {digest: f"{need}" for digest, need in self._needs.items()}
-        for need in self._needs.values():
-            await self._fetch(need)
-        await self._make_again()
+        while damaged:
+            self._needs = await self._aside(find_needs, self._store, damaged)
+            self._names |= {digest: f"{need}" for digest, need in self._needs.items()}
+            for need in self._needs.values():
+                await self._fetch(need)
+            await self._make_again()
+            left = set(self._store.objects.quarantine.damaged())
+            if left == damaged:
+                break
+            damaged = left  # what was healed may tell what the others are
         await self._renew_mirrors()
         await self._aside(self._conclude)
         self._due, self._rest = self._clock() + self._rest, min(2 * self._rest, LONGEST_REST)

@@ -38,7 +38,7 @@ log = structlog.get_logger()
 P = ParamSpec("P")
 T = TypeVar("T")
 
-FIRST_REST, LONGEST_REST = 5.0, 600.0
+FIRST_REST, LONGEST_REST = 1.0, 600.0
 """Seconds between two tries to heal what is damaged: twice as many each time."""
 _POLL_SECONDS = 1.0
 _LOWEST_PRIORITY = 19

@@ -64,6 +64,30 @@ def unreachable(store: Store, run: RunId, digests: Collection[Digest]) -> list[V
     return lost
 
 
+def find_lost(store: Store, record: VersionRecord) -> tuple[int, list[Digest]]:
+    """What a version needs and is not there, damaged or not; and how many bytes its descriptions take.
+
+    A version needs one edge that is whole; of others it is not known that they ever were.
+    """
+    read, lost = 0, []
+    for variant in record.variants:
+        read += variant.layout_size
+        layout = _layout(store, variant)
+        first = [variant.layout, *(file.digest for file in (layout.files if layout else ()))]
+        lost += [Digest(digest) for digest in first if store.objects.is_lost(Digest(digest))]
+        broken: list[list[Digest]] = []
+        for edge in variant.edges:
+            needs = list(_edge_needs(store, record, variant, edge, layout))
+            read += sum(need.wanted.size for need in needs if need.wanted.is_read)
+            broken.append([need.wanted.digest for need in needs if store.objects.is_lost(need.wanted.digest)])
+        if all(broken):
+            begun = [
+                digests for edge, digests in zip(variant.edges, broken, strict=True) if edge.manifest not in digests
+            ]
+            lost += (begun or broken)[0]
+    return read, lost
+
+
 def _needs(store: Store, record: VersionRecord, digests: Collection[Digest]) -> Iterator[Need]:
     """What of `digests` a version leads to."""
     for variant in record.variants:

@@ -21,7 +21,7 @@ from deltad.errors import DeltadError, FormatError, IntegrityError, NotFoundErro
 from deltad.limits import Limits
 from deltad.store.disk import File, FileSystem, make_directory, store_error, write_durably
 from deltad.store.packs import Extent, Packs
-from deltad.store.quarantine import Quarantine
+from deltad.store.quarantine import NOWHERE, Quarantine
 from deltad.types import Digest
 
 _SHARD = re.compile(r"[0-9a-f]{2}", re.ASCII)
@@ -236,6 +236,16 @@ class ObjectStore:
             self.quarantine.add(digest, _in_words(place), data)
         return Health.DAMAGED
 
+    def is_lost(self, digest: Digest) -> bool:
+        """Whether nothing lies under this name, whole or damaged. For one who does not need the object."""
+        return digest not in self.quarantine and self._place(digest) is None
+
+    def miss(self, digest: Digest) -> None:
+        """Note that an object is lost that should be there: it counts as damaged until it is stored again."""
+        with self._judging:
+            if self.is_lost(digest):
+                self.quarantine.add(digest, NOWHERE, b"")
+
     def _peek(self, extent: Extent) -> bytes:
         """What lies there; nothing if the disk cannot read it."""
         try:
@@ -293,7 +303,7 @@ class ObjectStore:
         self._packs.remove(empty)
         self._packs.rewrite(sparse)
         for digest in self.quarantine.damaged():
-            if self._place(digest) is None:
+            if self._place(digest) is None and not spared(digest):
                 self.quarantine.drop(digest)
         self.quarantine.forget_healed(self._clock())
 

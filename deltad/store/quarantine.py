@@ -29,6 +29,8 @@ EVIDENCE_BYTES = 64 << 20
 """What the damaged bytes that are kept take together."""
 EVIDENCE_SECONDS = 24 * 3600.0
 """How long the evidence of what was healed is kept."""
+NOWHERE = "nowhere"
+"""The place of what was not damaged but lost."""
 _HEALED = ".healed"
 _NAME = re.compile(r"([0-9a-f]{64})(\.healed)?", re.ASCII)
 _HEAD_BYTES = 8192
@@ -130,6 +132,8 @@ class Quarantine:
                 evidence = read_file(path, self._files).partition(b"\n")[2]
                 if one.kept:
                     difference = _difference(evidence, data)
+                elif one.place == NOWHERE:
+                    difference = "it was lost"
                 self._files.rename(path, path.with_name(path.name + _HEALED))
                 self._files.sync_directory(self._directory)
             self._healed[digest] = replace(one, since=self._clock(), healed=True, difference=difference)

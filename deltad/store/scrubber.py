@@ -1,8 +1,9 @@
 """The scrub's eyes: reads what a store holds piece by piece, in an order that stays, and sets aside what is damaged.
 
-One pass reads every object with all that lies around it in its pack, every version record, and all weights of
-every generation of the mirrors. It goes on where it was after a restart; how fast is the caller's affair. Owns one
-invariant: a piece is a few MiB, whatever the model's size, and so is what it takes of memory.
+One pass sees that all is there that the versions need, and reads every object with all that lies around it in its
+pack, every version record, and all weights of every generation of the mirrors. It goes on where it was after a
+restart; how fast is the caller's affair. Owns one invariant: a piece is a few MiB, whatever the model's size, and so
+is what it takes of memory.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from deltad.delta.record import VersionRecord
 from deltad.errors import CheckpointError, DeltadError, FormatError, IntegrityError, NotFoundError
 from deltad.store.disk import read_file, write_durably
 from deltad.store.mirror import Mirror
+from deltad.store.needs import find_lost
 from deltad.store.objects import Health
 from deltad.store.packs import Extent
 from deltad.store.scrub import Progress, decode_progress
@@ -62,6 +65,7 @@ class Scrubber:
         self._path = store.path / "scrub"
         self._steps: Iterator[Piece] | None = None
         self._saved = store.clock()
+        self._started = False
         self.total = 0
         """Bytes of all that this pass reads."""
         self.progress = self._load()
@@ -96,6 +100,13 @@ class Scrubber:
             log.warning("scrub_progress_not_kept", error=str(error))
 
     def _walk(self, mirrors: Sequence[Mirror], after: str) -> Iterator[Piece]:
+        # Each life looks first at what is missing: a start cuts off what rot has made of the end of a pack.
+        started, self._started = self._started, True
+        for run in self._store.held_runs():
+            for record in self._store.run(run).records():
+                key = f"0 {run} {record.version.epoch:06d} {record.version.number:09d}"
+                if key > after or not started:
+                    yield Piece(max(key, after), self._miss(record))
         for key, digest, extent in self._objects():
             if key > after:
                 yield Piece(key, extent.size, mended=self._examine(digest, extent))
@@ -112,6 +123,15 @@ class Scrubber:
                 yield f"1 {extent.path.name} {extent.offset:020d}", digest, extent
             else:
                 yield f"2 {digest.hex()}", digest, extent
+
+    def _miss(self, record: VersionRecord) -> int:
+        """Note what a version needs and is not there; returns the bytes that were read."""
+        read, lost = find_lost(self._store, record)
+        # One that a collection takes meanwhile is no loss.
+        if lost and record in self._store.run(RunId(record.run)).records():
+            for digest in lost:
+                self._store.objects.miss(digest)
+        return read
 
     def _examine(self, digest: Digest, extent: Extent) -> str:
         try:

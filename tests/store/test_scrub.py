@@ -23,7 +23,7 @@ from deltad.store.scrub import YIELD_SECONDS, Pace, Pacer, Progress, decode_prog
 from deltad.store.scrubber import Scrubber
 from deltad.store.store import Store
 from deltad.types import Digest
-from tests.kit.rot import flip, overwrite
+from tests.kit.rot import flip, lose, overwrite
 from tests.kit.versions import SMALL_CHUNKS, Lineage
 from tests.kit.whole import whole_versions
 
@@ -61,9 +61,9 @@ def test_a_whole_store_is_read_to_its_last_byte_and_nothing_is_set_aside(store: 
     scrubber, read = Scrubber(store), 0
     while (piece := scrubber.step([])) is not None:
         read += piece.bytes
-    records = sum(len(version.data) for version in lineage.versions)
-    assert read == sum(len(data) for data in lineage.objects().values()) + records
-    assert scrubber.total == read - records
+    objects = sum(len(data) for data in lineage.objects().values())
+    assert read > objects + sum(len(version.data) for version in lineage.versions)
+    assert scrubber.total == objects
     assert store.objects.quarantine.entries() == []
     assert not (store.path / "quarantine").exists()
 
@@ -148,6 +148,47 @@ def test_a_read_that_meets_damage_makes_the_object_suspect_and_a_suspect_is_exam
     assert store.objects.examine(digest) is Health.GONE
 
 
+def test_what_a_version_needs_and_is_gone_counts_as_damaged_until_it_is_stored_again(
+    store: Store, lineage: Lineage
+) -> None:
+    version = lineage.versions[1]
+    last = list(lineage.versions[2].chunks)
+    manifest = Digest(version.record.variants[0].edges[0].manifest)
+    lose(store, manifest)
+    scrub(store)
+    assert store.objects.quarantine.damaged() == [manifest]
+    version.put_into(store)
+    assert store.objects.quarantine.entries()[0].difference == "it was lost"
+    # Rot at the very end of the pack that is written to is taken for a torn write by the next start.
+    end = max((store.objects.extent(digest) for digest in last), key=lambda extent: (extent.path, extent.offset))
+    (gone,) = (digest for digest in last if store.objects.extent(digest) == end)
+    flip(store, gone, 4)
+    again = reopened(store)
+    assert not again.has(gone)
+    assert again.objects.quarantine.damaged() == []
+    scrub(again)
+    assert again.objects.quarantine.damaged() == [gone]
+    again.put_chunk(lineage.versions[2].objects[gone])
+    assert whole_versions(again, version.run)[-1] == lineage.versions[2].version
+
+
+def test_an_edge_that_was_never_pulled_is_no_loss(tmp_path: Path) -> None:
+    lineage = Lineage(limits=LIMITS, tensors=2)
+    lineage.publish()
+    both = lineage.publish(anchor=True)
+    store = Store.open(tmp_path / "s", limits=LIMITS)
+    lineage.fill(store)
+    scrub(store)
+    anchor = Digest(both.record.variants[0].edges[1].manifest)
+    lose(store, anchor)
+    scrub(store)
+    assert store.objects.quarantine.damaged() == []
+    delta = Digest(both.record.variants[0].edges[0].manifest)
+    lose(store, delta)
+    scrub(store)
+    assert store.objects.quarantine.damaged() == [delta]
+
+
 def test_a_file_that_the_disk_cannot_give_back_is_damaged_too(store: Store, lineage: Lineage) -> None:
     digest = lineage.versions[0].layout.digest
     overwrite(store, digest, b"")
@@ -172,7 +213,8 @@ def test_a_start_goes_on_where_the_scrub_was_and_a_lost_cursor_costs_a_pass(stor
     rest = []
     while (piece := again.step([])) is not None:
         rest.append(piece.key)
-    assert rest == keys[7:]
+    versions = [key for key in keys if key.startswith("0")]
+    assert rest == [keys[6]] * len(versions) + keys[7:], "each life looks for what is missing, and then goes on"
     assert again.progress == Progress("", 300.0, 200.0)
     (store.path / "scrub").write_bytes(b"\xff rot")
     assert Scrubber(store, wall=lambda: 400.0).progress == Progress(began=400.0)

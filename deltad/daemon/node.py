@@ -371,12 +371,7 @@ class Node:
 
     def _mirrors(self) -> list[Mirror]:
         """Of all runs that are held."""
-        found = []
-        for run in self.store.runs():
-            versions = self.versions_of(run)
-            latest = versions.records.latest()
-            found += [versions.mirror(Variant(variant.name)) for variant in (latest.variants if latest else ())]
-        return found
+        return [mirror for run in self.store.runs() for mirror in self.versions_of(run).mirrors()]
 
     def _rederiver(self, run: RunId, variant: str) -> Rederiver:
         mirror = self.versions_of(run).mirror(Variant(variant))

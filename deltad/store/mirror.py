@@ -41,6 +41,8 @@ from deltad.types import Digest, Variant, Version
 
 _GENERATION = re.compile(r"e([0-9]{6,})-v([0-9]{6,})", re.ASCII)
 _WINDOW_BYTES = 8 << 20
+_RENEW_SECONDS = 24 * 3600.0
+"""How long making a generation anew may take, at most."""
 
 
 class Mirror:
@@ -138,21 +140,28 @@ class Mirror:
         """
         record, damaged = self._run.record(version), self._generation(version)
         aside = damaged.with_name(f".{damaged.name}.{uuid.uuid4().hex}")
-        with self._lock:
-            held = self.generations().keys() - {version}
-            try:
-                self._build_along(find_path(record, self._variant, held=held, record=self._run.record), record, aside)
-                try:
-                    wrong = differences(self.layout(record), damaged, aside)
-                except (CheckpointError, FormatError, IntegrityError) as error:
-                    wrong = [str(error)]
-                _discard(damaged, self._files)
-                self._files.rename(aside, damaged)
-                self._files.sync_directory(damaged.parent)
-            except OSError as error:
-                raise store_error(error, damaged, 0, self._files) from error
-            finally:
-                remove_tree(aside, self._files)
+        holder = f"the renewal of {self.name} at {version}"
+        self._run.lease(holder, version, _RENEW_SECONDS)
+        try:
+            with self._lock:
+                return self._renew(record, damaged, aside)
+        except OSError as error:
+            raise store_error(error, damaged, 0, self._files) from error
+        finally:
+            self._store.leases.release(holder)
+            remove_tree(aside, self._files)
+
+    def _renew(self, record: VersionRecord, damaged: Path, aside: Path) -> list[str]:
+        held = self.generations().keys() - {record.version}
+        path = find_path(record, self._variant, held=held, record=self._run.record)
+        self._build_along(path, record, aside)
+        try:
+            wrong = differences(self.layout(record), damaged, aside)
+        except (CheckpointError, FormatError, IntegrityError) as error:
+            wrong = [str(error)]
+        _discard(damaged, self._files)
+        self._files.rename(aside, damaged)
+        self._files.sync_directory(damaged.parent)
         return wrong
 
     def _generation(self, version: Version) -> Path:

@@ -111,7 +111,8 @@ class Scrubbing:
     async def turn(self) -> float:
         """Do what is due; returns for how many seconds nothing is."""
         for digest in self._store.objects.suspects():
-            await self._aside(self._store.objects.examine, digest)
+            if mended := await self._aside(self._scrubber.examine, digest):
+                self._mend(mended)
         await self._heal(self._clock())
         if not self._config.every:
             return _POLL_SECONDS
@@ -128,8 +129,9 @@ class Scrubbing:
     def view(self) -> ScrubView:
         """What `deltad status` shows of it."""
         asides = self._store.objects.quarantine.entries()
-        lost = [*(self._damage(one) for one in asides if not one.healed), *map(_generation, self._unrenewed.values())]
-        healed = [*(self._damage(one) for one in asides if one.healed), *self._mended]
+        damaged = [one for one in asides if not one.healed]
+        lost = [*map(_generation, self._unrenewed.values()), *map(self._damage, damaged[:SHOWN])]
+        healed = [*self._mended, *(self._damage(one) for one in asides[len(damaged) :][:SHOWN])]
         if not self._config.every:
             activity = "reads nothing, as configured"
         elif self._store.leases.oldest_work() is not None:
@@ -141,7 +143,7 @@ class Scrubbing:
             read_bytes=self._read,
             total_bytes=self._scrubber.total,
             activity=activity,
-            damaged=len(lost),
+            damaged=len(damaged) + len(self._unrenewed),
             damage=(*lost[:SHOWN], *healed[:SHOWN]),
             consequences=self._consequences,
         )
@@ -151,8 +153,7 @@ class Scrubbing:
         self._read += piece.bytes
         self._metrics.scrubbed(piece.bytes)
         if piece.mended:
-            log.warning("file_mended", files=piece.mended)
-            self._note(DamageView("a record, or what lies around a chunk", piece.mended, True, "written anew"))
+            self._mend(piece.mended)
         if piece.renewed is not None:
             self._found += 1
             self._renewed(piece.renewed)
@@ -170,10 +171,12 @@ class Scrubbing:
         self._healed += 1
         self._mended.appendleft(_generation(renewed))
 
-    def _note(self, damage: DamageView) -> None:
+    def _mend(self, files: str) -> None:
+        """A record, or what lies around a chunk, was damaged and is written anew."""
+        log.warning("file_mended", files=files)
         self._found += 1
         self._healed += 1
-        self._mended.appendleft(damage)
+        self._mended.appendleft(DamageView("a record, or what lies around a chunk", files, True, "written anew"))
 
     # Healing.
 

@@ -103,7 +103,7 @@ class ObjectStore:
 
     def has(self, digest: Digest) -> bool:
         self._ask(digest)
-        return digest not in self.quarantine and self._place(digest) is not None
+        return digest not in self.quarantine and self.place(digest) is not None
 
     def extent(self, digest: Digest) -> Extent:
         """Where an object's bytes are now. Raises NotFoundError."""
@@ -113,13 +113,13 @@ class ObjectStore:
     def _extent(self, digest: Digest) -> Extent:
         if digest in self.quarantine:
             raise NotFoundError(f"object {digest.hex()}", found="damaged, and set aside", hint=_HINT)
-        extent = self._place(digest)
+        extent = self.place(digest)
         if extent is None:
             raise NotFoundError(f"object {digest.hex()}", found="not held here")
         return extent
 
-    def _place(self, digest: Digest) -> Extent | None:
-        """Where an object lies, damaged or not."""
+    def place(self, digest: Digest) -> Extent | None:
+        """Where an object lies, damaged or not; None if nothing does. For one who does not need it."""
         if extent := self._packs.extent(digest):
             return extent
         path = self._path(digest)
@@ -217,7 +217,7 @@ class ObjectStore:
         One whose bytes are whole, and whose entry in a pack is damaged around them, is stored anew. Raises
         StoreFullError or StoreError if that fails.
         """
-        place = self._place(digest)
+        place = self.place(digest)
         if place is None or (extent is not None and place != extent) or digest in self.quarantine:
             return Health.GONE
         data = self._peek(place)
@@ -228,7 +228,7 @@ class ObjectStore:
             return Health.MOVED
         with self._judging:
             # Asked again: somebody may have stored it anew since.
-            if self._place(digest) != place:
+            if self.place(digest) != place:
                 return Health.GONE
             data = self._peek(place)
             if sha256(data) == digest:
@@ -238,7 +238,7 @@ class ObjectStore:
 
     def is_lost(self, digest: Digest) -> bool:
         """Whether nothing lies under this name, whole or damaged. For one who does not need the object."""
-        return digest not in self.quarantine and self._place(digest) is None
+        return digest not in self.quarantine and self.place(digest) is None
 
     def miss(self, digest: Digest) -> None:
         """Note that an object is lost that should be there: it counts as damaged until it is stored again."""
@@ -303,7 +303,7 @@ class ObjectStore:
         self._packs.remove(empty)
         self._packs.rewrite(sparse)
         for digest in self.quarantine.damaged():
-            if self._place(digest) is None and not spared(digest):
+            if self.place(digest) is None and not spared(digest):
                 self.quarantine.drop(digest)
         self.quarantine.forget_healed(self._clock())
 
@@ -336,7 +336,7 @@ class ObjectStore:
         return [self._root / entry.name for entry in entries]
 
     def _holds(self, digest: Digest, data: bytes) -> bool:
-        place = self._place(digest)
+        place = self.place(digest)
         return place is not None and self._peek(place) == data
 
     def _keep_reserve(self, path: Path, size: int) -> None:

@@ -109,7 +109,7 @@ class Scrubber:
                     yield Piece(max(key, after), self._miss(record))
         for key, digest, extent in self._objects():
             if key > after:
-                yield Piece(key, extent.size, mended=self._examine(digest, extent))
+                yield Piece(key, extent.size, mended=self.examine(digest, extent))
         for run in self._store.held_runs():
             if (key := f"3 {run}") > after:
                 yield self._read_records(key, run)
@@ -133,13 +133,17 @@ class Scrubber:
                 self._store.objects.miss(digest)
         return read
 
-    def _examine(self, digest: Digest, extent: Extent) -> str:
-        try:
-            moved = self._store.objects.examine(digest, extent) is Health.MOVED
-        except DeltadError as error:
-            log.warning("damage_not_mended", place=f"{extent.path}", error=str(error))
+    def examine(self, digest: Digest, extent: Extent | None = None) -> str:
+        """Examine one object; the file that was damaged around it and is relied on no more, if there is one."""
+        place = extent or self._store.objects.place(digest)
+        if place is None:
             return ""
-        return f"{extent.path}" if moved else ""
+        try:
+            moved = self._store.objects.examine(digest, place) is Health.MOVED
+        except DeltadError as error:
+            log.warning("damage_not_mended", place=f"{place.path}", error=str(error))
+            return ""
+        return f"{place.path}" if moved else ""
 
     def _read_records(self, key: str, run: RunId) -> Piece:
         try:

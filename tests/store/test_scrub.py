@@ -93,7 +93,7 @@ def test_what_was_wrong_is_known_byte_by_byte_once_the_right_bytes_are_there(sto
     flip(store, digest, 5, 0)
     scrub(store)
     (before,) = store.objects.quarantine.entries()
-    extent = store.objects._place(digest)
+    extent = store.objects.place(digest)
     assert extent is not None
     assert before.place == f"{extent.path} from byte {extent.offset}"
     evidence = (store.path / "quarantine" / digest.hex()).read_bytes().partition(b"\n")[2]

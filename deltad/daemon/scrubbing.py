@@ -155,19 +155,20 @@ class Scrubbing:
         if piece.mended:
             self._mend(piece.mended)
         if piece.renewed is not None:
-            self._found += 1
             self._renewed(piece.renewed)
 
     def _renewed(self, renewed: Renewed) -> None:
         key = (renewed.mirror, renewed.version)
+        known, told = key in self._unrenewed, {"mirror": renewed.mirror, "version": str(renewed.version)}
+        self._found += not known
         if renewed.problem:
-            if key not in self._unrenewed:
-                log.error("mirror_damaged", mirror=renewed.mirror, version=str(renewed.version), wrong=renewed.wrong)
             self._unrenewed[key] = renewed
-            self._soon()
+            if not known:
+                log.error("mirror_damaged", **told, wrong=_listed(renewed.wrong), problem=renewed.problem)
+                self._soon()
             return
         self._unrenewed.pop(key, None)
-        log.warning("mirror_healed", mirror=renewed.mirror, version=str(renewed.version), wrong=renewed.wrong)
+        log.warning("mirror_healed", **told, wrong=_listed(renewed.wrong))
         self._healed += 1
         self._mended.appendleft(_generation(renewed))
 
@@ -262,7 +263,7 @@ class Scrubbing:
             if latest is not None and latest.version in lost:
                 problems.append(f"{told[-1]}; {_REMEDY}")
         problems += [
-            f"the mirror of {one.mirror} is damaged at {one.version} ({'; '.join(one.wrong)}) and cannot be made anew: "
+            f"the mirror of {one.mirror} is damaged at {one.version} ({_listed(one.wrong)}) and cannot be made anew: "
             f"{one.problem}"
             for one in self._unrenewed.values()
         ]
@@ -296,10 +297,16 @@ class Scrubbing:
 
 
 def _generation(renewed: Renewed) -> DamageView:
-    detail = "; ".join(renewed.wrong)
+    detail = _listed(renewed.wrong)
     if renewed.problem:
         detail += f"; not healed: {renewed.problem}"
     return DamageView(f"mirror of {renewed.mirror}", f"{renewed.version}", not renewed.problem, detail)
+
+
+def _listed(wrong: Sequence[str]) -> str:
+    """The first few tensors that are wrong."""
+    more = len(wrong) - SHOWN
+    return "; ".join(wrong[:SHOWN]) + (f"; and {more} more tensors" if more > 0 else "")
 
 
 def _give_way() -> None:

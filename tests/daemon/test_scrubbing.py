@@ -173,6 +173,26 @@ async def test_a_mirror_is_healed_though_what_it_is_built_from_is_damaged_too(re
     assert region.metric("healed_total") == region.metric("damaged_total") == 2
 
 
+async def test_a_mirror_that_cannot_be_made_anew_is_told_of_until_it_can(region: Region, lineage: Lineage) -> None:
+    newest = lineage.versions[-1]
+    (shard,) = region.mirror.advance(newest.record).glob("*.safetensors")
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 2
+    shard.write_bytes(data)
+    digest = next(iter(lineage.versions[0].chunks))
+    for store in (region.store, region.upstream.store):
+        flip(store, digest, 7)
+    for _ in range(2):
+        view = await region.scrub()
+        assert view.damaged == 2
+        assert f"the mirror of {RUN}/bf16 is damaged at v000003 (layer.002)" in region.scrubbing.problem
+        assert (region.metric("damaged_total"), region.metric("healed_total")) == (2, 0)
+    region.upstream.store.put_chunk(lineage.versions[0].objects[digest])
+    view = await region.scrub()
+    assert (view.damaged, region.scrubbing.problem) == (0, "")
+    assert (region.metric("damaged_total"), region.metric("healed_total")) == (2, 2)
+
+
 async def test_damage_that_a_read_meets_is_healed_without_a_pass(tmp_path: Path, lineage: Lineage) -> None:
     async with Upstream(tmp_path / "a") as upstream, Downstream(tmp_path / "b", upstream.url) as downstream:
         upstream.publish(*lineage.versions)

@@ -46,7 +46,8 @@ def verify(daemon: Daemon, what: str, against: VersionName | None, publish_as: s
     """Prove that VERSION, or the checkpoint in DIR, has the published root.
 
     VERSION (RUN/v000012, v000012, v000012@e2, 12 or latest; without @e2, the newest epoch that has the
-    number): the daemon rebuilds all weights from its store and compares. DIR: the root of the checkpoint is
+    number): the daemon rebuilds all weights from its store and compares; what it finds damaged is set aside and
+    healed where that is possible, as `deltad status` tells. DIR: the root of the checkpoint is
     computed here, offline. It is compared with --version where that is given, else, where --socket, --config
     or DELTAD_SOCKET points at a daemon, with all it has published. Exits with 65 and names the tensors that
     differ.

@@ -176,6 +176,32 @@ class UpstreamView(msgspec.Struct, frozen=True):
     error_kind: str = ""
 
 
+class DamageView(msgspec.Struct, frozen=True):
+    """Something stored that was found damaged: where it lay, and in words what it was and what became of it."""
+
+    thing: str
+    place: str
+    healed: bool
+    detail: str = ""
+
+
+class ScrubView(msgspec.Struct, frozen=True):
+    """Reading all that is stored. What was stored at `covered` (Unix time; 0 for never) was all read since.
+
+    `read_bytes` of the `total_bytes` of a pass were read in this life, `activity` says in words what it does, and
+    of the damage the first few are told, what is not healed first; `damaged` counts what is not, and `consequences`
+    says which versions cannot be given to newcomers for it.
+    """
+
+    covered: float = 0.0
+    read_bytes: int = 0
+    total_bytes: int = 0
+    activity: str = ""
+    damaged: int = 0
+    damage: tuple[DamageView, ...] = ()
+    consequences: str = ""
+
+
 class StatusView(msgspec.Struct, frozen=True):
     """What `deltad status` shows. `backend` is what computes now, and `backend_reason` says why that one."""
 
@@ -193,6 +219,7 @@ class StatusView(msgspec.Struct, frozen=True):
     region: RegionReport
     upstreams: tuple[UpstreamView, ...]
     regions: tuple[RegionView, ...]
+    scrub: ScrubView = ScrubView()
 
 
 class PublishRequest(msgspec.Struct, frozen=True):

@@ -25,6 +25,7 @@ from deltad.config.sections import (
     MetricsConfig,
     RelayConfig,
     RunConfig,
+    ScrubConfig,
     SigningConfig,
     TrustConfig,
     UpstreamConfig,
@@ -100,6 +101,7 @@ class _Document:
             fleets=self._sections("fleet", FleetConfig),
             trusts=self._sections("trust", TrustConfig),
             backend=self._section("backend", BackendConfig, self._table("backend")),
+            scrub=self._section("scrub", ScrubConfig, self._table("scrub")),
         )
         self._cross_check(config)
         return config

@@ -196,6 +196,18 @@ class BackendConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ScrubConfig:
+    """`[scrub]`: reading all that is stored again and again, so that rot is found and healed.
+
+    `every`: in how long all chunks and the whole mirror are read once; `0s` reads nothing. Default `168h`.
+    `budget`: how many bytes a second are read for it at most. Default `16MiB`.
+    """
+
+    every: float = field(default=168 * 3600.0, metadata=_reads(values.duration(0.0), values.duration_text))
+    budget: int = field(default=16 << 20, metadata=_reads(values.size(1 << 10), values.size_text))
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole file. `relay`, `metrics` and `signing` are None where they are off. `path` is the file itself."""
 
@@ -210,6 +222,7 @@ class Config:
     fleets: tuple[FleetConfig, ...]
     trusts: tuple[TrustConfig, ...]
     backend: BackendConfig
+    scrub: ScrubConfig
 
     def run(self, run: RunId) -> RunConfig | None:
         """The `[[run]]` of this id, if there is one."""
@@ -230,6 +243,7 @@ TABLES: dict[str, type[Any]] = {
     "metrics": MetricsConfig,
     "signing": SigningConfig,
     "backend": BackendConfig,
+    "scrub": ScrubConfig,
 }
 LISTS: dict[str, type[Any]] = {
     "run": RunConfig,

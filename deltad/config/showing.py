@@ -26,6 +26,7 @@ def dump(config: Config) -> dict[str, Any]:
     sections["fleet"] = [_dump_section(fleet) for fleet in config.fleets]
     sections["trust"] = [_dump_section(trust) for trust in config.trusts]
     sections["backend"] = _dump_section(config.backend)
+    sections["scrub"] = _dump_section(config.scrub)
     return sections
 
 

@@ -39,6 +39,7 @@ from deltad.daemon.keeping import Keeper
 from deltad.daemon.notes import Note
 from deltad.daemon.origin import Origin, Published, PublishOptions
 from deltad.daemon.remarks import Remarks
+from deltad.daemon.scrubbing import Scrubbing
 from deltad.daemon.store_size import StoreSize
 from deltad.daemon.versions import Versions
 from deltad.delta.backend.choice import Candidates, candidates, probe
@@ -54,7 +55,9 @@ from deltad.protocol.mode import AUTO, ModeChoice, choose_mode
 from deltad.relay.puller import Puller, PullStats
 from deltad.store.announce import Announcements
 from deltad.store.garbage import Collected, Explained
+from deltad.store.mirror import Mirror
 from deltad.store.pins import Pin
+from deltad.store.rederive import Rederiver
 from deltad.store.store import Store
 from deltad.types import RunId, Variant, Version, parse_daemon_name, parse_version
 
@@ -104,6 +107,9 @@ class Node:
         self._size = StoreSize(store)
         self._mirror_rests: dict[RunId, float] = {}
         self._keeper = Keeper(store, config)
+        self.scrubbing = Scrubbing(
+            store, config.scrub, self.metrics, self.pullers, mirrors=self._mirrors, rederiver=self._rederiver
+        )
 
     # Runs.
 
@@ -279,6 +285,7 @@ class Node:
             region=self.fleet.region(standings, now),
             upstreams=tuple(puller.view() for puller in self.pullers),
             regions=self.fleet.regions(standings, now),
+            scrub=self.scrubbing.view(),
         )
 
     # Views for the other faces.
@@ -286,6 +293,8 @@ class Node:
     def reasons(self) -> list[str]:
         """Why this daemon is not ready; empty if it is."""
         found = [f"{part}: {reason}" for part, reason in sorted(self.unwell.items())]
+        if self.scrubbing.problem:
+            found.append(f"scrub: {self.scrubbing.problem}")
         free = self.store.free_bytes()
         if free < 2 * self.limits.disk_reserve_bytes:
             found.append(f"store: {size(free)} free, close to the reserve of {size(self.limits.disk_reserve_bytes)}")
@@ -374,6 +383,16 @@ class Node:
             self.unwell[part] = str(error)
             self._mirror_rests[run] = now + MIRROR_REST_SECONDS
 
+    def _mirrors(self) -> list[Mirror]:
+        """Of all runs that are held."""
+        return [mirror for run in self.store.runs() for mirror in self.versions_of(run).mirrors()]
+
+    def _rederiver(self, run: RunId, variant: str) -> Rederiver:
+        mirror = self.versions_of(run).mirror(Variant(variant))
+        declared = self.config.run(run)
+        baseline = self.origin(run).baseline if declared and declared.variant == variant else _no_baseline
+        return Rederiver(self.store, mirror, self.backend, baseline, self.threads)
+
     def drop_export(self, replica: str) -> None:
         """Remove what was exported for a replica. An engine that has mapped it keeps its pages."""
         shutil.rmtree(self.store.exports() / parse_daemon_name(replica), ignore_errors=True)
@@ -416,6 +435,10 @@ class Node:
             on_received=lambda count: self.metrics.received(upstream.url, count),
             on_failure=lambda error: self.metrics.pull_failed(upstream.url, error),
         )
+
+
+def _no_baseline(record: VersionRecord) -> None:
+    """Where a run is not published, no checkpoint is kept."""
 
 
 def _collect_reply(collected: Collected) -> CollectReply:

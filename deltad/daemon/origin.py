@@ -34,6 +34,7 @@ from deltad.protocol.mode import UNMEASURED, ModeChoice
 from deltad.protocol.publish import is_gap
 from deltad.store.disk import remove_tree
 from deltad.store.mirror import Mirror
+from deltad.store.needs import unreachable
 from deltad.store.store import Store
 from deltad.types import RunId, Variant, Version
 
@@ -129,6 +130,10 @@ class Origin:
         is_anchor = record.variants[0].edges[0].kind is EdgeKind.ANCHOR
         return Published(record, already=False, seconds=seconds, coding=None if is_anchor else coding)
 
+    def baseline(self, record: VersionRecord) -> Checkpoint | None:
+        """The kept checkpoint of a version, if it is still what it was; the caller closes it."""
+        return open_baseline(self._baseline, str(record.version), publish_as=self._publish_as)
+
     def _same_as_known(
         self, checkpoint: Checkpoint, version: Version, *, new_epoch: bool, on_conflict: bool
     ) -> VersionRecord | None:
@@ -203,6 +208,9 @@ class Origin:
         before = self._mirror.layout(latest)
         if before.table_digest != checkpoint.layout.table_digest:
             return self._anchor(checkpoint, version, _what_changed(before, checkpoint, str(latest.id)))
+        if latest.version in unreachable(self._store, self._run.run, self._store.objects.quarantine.damaged()):
+            reason = f"what leads newcomers to {latest.version} is damaged"
+            return self._anchor(checkpoint, version, reason)
         try:
             manifest = self._delta_from_any_baseline(checkpoint, version, latest, mode)
         except (IntegrityError, NotFoundError) as error:
@@ -227,7 +235,7 @@ class Origin:
 
     def _delta(self, checkpoint: Checkpoint, version: Version, latest: VersionRecord, mode: Mode) -> Manifest:
         with ExitStack() as stack:
-            base = open_baseline(self._baseline, str(latest.version), publish_as=self._publish_as)
+            base = self.baseline(latest)
             if base is None:
                 base = open_checkpoint(self._mirror.advance(latest))
             stack.enter_context(base)

@@ -163,6 +163,7 @@ def _parts(node: Node) -> Iterator[tuple[str, Part]]:
         yield f"watch {config.run}", lambda config=config: watch(node, config)  # type: ignore[misc]
     for puller in node.pullers:
         yield f"pull {puller.view().url}", puller.run
+    yield "scrub", node.scrubbing.run
     yield "chores", lambda: _chores(node)
 
 

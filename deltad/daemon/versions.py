@@ -165,6 +165,11 @@ class Versions:
         steps = tuple(describe_step(self.records, hop, variant) for hop in path.hops)
         return NextReply(target=str(target.version), steps=steps)
 
+    def mirrors(self) -> list[Mirror]:
+        """The mirrors of all variants of the newest version."""
+        latest = self.records.latest()
+        return [self.mirror(Variant(variant.name)) for variant in (latest.variants if latest else ())]
+
     def mirror(self, variant: Variant) -> Mirror:
         """The one mirror of a variant."""
         if variant not in self._mirrors:

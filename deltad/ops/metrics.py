@@ -45,6 +45,11 @@ class Metrics:
     checkpoints_refused: Counter
     store_bytes: Gauge
     store_free_bytes: Gauge
+    scrub_read_bytes: Counter
+    scrub_damaged: Counter
+    scrub_healed: Counter
+    scrub_unhealed: Gauge
+    scrub_covered: Gauge
     ready: Gauge
 
     @classmethod
@@ -95,6 +100,18 @@ class Metrics:
             ),
             store_bytes=gauge("store_bytes", "Size of all objects in the store."),
             store_free_bytes=gauge("store_free_bytes", "What may still be written on the store's file system."),
+            scrub_read_bytes=counter("scrub_read_bytes", "Bytes that the scrub read."),
+            scrub_damaged=counter(
+                "scrub_damaged", "Damaged objects, records and generations of mirrors that were found."
+            ),
+            scrub_healed=counter(
+                "scrub_healed", "Damaged objects, records and generations of mirrors that were healed."
+            ),
+            scrub_unhealed=gauge("scrub_unhealed", "What is damaged and not healed now."),
+            scrub_covered=gauge(
+                "scrub_covered_timestamp_seconds",
+                "All that was stored at this moment was read by the scrub since; 0 until then.",
+            ),
             ready=gauge("ready", "Whether /readyz says yes (1) or no (0)."),
         )
         metrics.build_info.labels(version).set(1)
@@ -157,6 +174,17 @@ class Metrics:
         """How full the store is, in bytes."""
         self.store_bytes.set(used)
         self.store_free_bytes.set(free)
+
+    def scrubbed(self, count: int) -> None:
+        """The scrub read so many bytes."""
+        self.scrub_read_bytes.inc(count)
+
+    def damage(self, *, found: int, healed: int, unhealed: int, covered: float) -> None:
+        """What was found damaged and what was healed since the last call, and how things are now."""
+        self.scrub_damaged.inc(found)
+        self.scrub_healed.inc(healed)
+        self.scrub_unhealed.set(unhealed)
+        self.scrub_covered.set(covered)
 
     def _moved(self, info: VersionInfo, size: int) -> None:
         self.delta_bytes.labels(info.run).inc(size)

@@ -16,6 +16,7 @@ from deltad.client.messages import (
     RegionView,
     ReplicaReport,
     ReplicaState,
+    ScrubView,
     StatusView,
     UpstreamView,
 )
@@ -44,6 +45,7 @@ def status_blocks(view: StatusView) -> list[Block]:
         _regions(regions),
         _replicas(regions, published_roots(regions)),
         _upstreams(view.upstreams),
+        *_damage(view.scrub),
     ]
 
 
@@ -56,6 +58,7 @@ def without_clocks(view: StatusView) -> StatusView:
         free_bytes=0,
         region=msgspec.structs.replace(view.region, sequence=0),
         upstreams=tuple(msgspec.structs.replace(u, rtt=0.0, rate=0.0, bytes_received=0) for u in view.upstreams),
+        scrub=msgspec.structs.replace(view.scrub, covered=0.0, read_bytes=0, total_bytes=0, activity=""),
         regions=tuple(
             RegionView(msgspec.structs.replace(r.report, sequence=0, pull_rate=0.0), 0.0, r.fresh) for r in view.regions
         ),
@@ -83,8 +86,38 @@ def _daemon(view: StatusView) -> Facts:
             ("ready", ready),
             ("store", f"{view.store}, {size(view.store_bytes)} held, {size(view.free_bytes)} free"),
             ("backend", f"{view.backend}: {view.backend_reason}"),
+            ("scrub", _scrub(view.scrub)),
         ],
     )
+
+
+def _scrub(scrub: ScrubView) -> Cell:
+    """How far the reading of all that is stored has come, and whether something is damaged."""
+    covered = f"what was stored by {when(scrub.covered)} was read since" if scrub.covered else "no pass has ended yet"
+    parts = [covered, f"{size(scrub.read_bytes)} read"]
+    if scrub.activity:
+        parts.insert(0, scrub.activity)
+    if scrub.damaged:
+        parts.append(f"{scrub.damaged} damaged")
+    if scrub.consequences:
+        parts.append(scrub.consequences)
+    return Cell("; ".join(parts), Tone.BAD if scrub.damaged else Tone.PLAIN)
+
+
+def _damage(scrub: ScrubView) -> list[Block]:
+    """What was found damaged, and what became of it; nothing if nothing was."""
+    if not scrub.damage:
+        return []
+    rows = [
+        (
+            one.thing,
+            one.place,
+            Cell("healed", Tone.GOOD) if one.healed else Cell("damaged", Tone.BAD),
+            one.detail or "–",
+        )
+        for one in scrub.damage
+    ]
+    return [Table("damage", columns("what", "where", "state", "detail"), rows)]
 
 
 def _versions(region: RegionReport) -> Table:

@@ -21,6 +21,7 @@ from deltad.delta.record import VersionRecord
 from deltad.errors import ConfigError, DeltadError, DeniedError, NotFoundError, PeerError, UnavailableError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.protocol.pull import PullPolicy
+from deltad.protocol.pull_plan import Wanted, check_arrival
 from deltad.relay.client import RelayClient
 from deltad.relay.link import Link
 from deltad.relay.run_pull import PullStats, RunPull
@@ -173,6 +174,18 @@ class Puller:
                 raise trouble from None
             return False
         return True
+
+    async def fetch(self, wanted: Wanted) -> bytes:
+        """An object's bytes, checked, for whoever needs it outside a pull.
+
+        Raises NotFoundError if the upstream has not got it, UnavailableError while nobody can be asked, PeerError.
+        """
+        if not self._begun.is_set() or self.link.rests_until > _now():
+            raise UnavailableError(self.url, found=self.link.resting(_now()) or "pulling has not begun, or has ended")
+        buffer = bytearray()
+        async with self.slots:
+            await self._client.fetch(wanted, buffer, count=lambda count: None)
+        return (await asyncio.to_thread(check_arrival, wanted, bytes(buffer), self.url, limits=self._limits)).data
 
     def view(self) -> UpstreamView:
         """The link as `deltad status` shows it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection as Container
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -17,7 +18,7 @@ import structlog
 from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import decode_manifest, decode_page
 from deltad.delta.record import VersionRecord
-from deltad.errors import NotFoundError
+from deltad.errors import FormatError, IntegrityError, NotFoundError
 from deltad.store.retention import Candidate, Retention, Verdict, judge
 from deltad.store.store import Store
 from deltad.types import Digest, RunId, Version, VersionId
@@ -97,7 +98,8 @@ class _Collector:
         verdicts = judged(candidates)
         for candidate in candidates:
             if not verdicts[candidate.record.version].kept:
-                self._note(candidate.record, self._needs.released)
+                with suppress(IntegrityError, FormatError):  # what it leads to goes as what nobody leads to
+                    self._note(candidate.record, self._needs.released)
 
         def choose(candidates: list[Candidate]) -> Container[Version]:
             # What has become droppable in between waits for the next time.
@@ -201,4 +203,7 @@ class _Collector:
         return self._layout[1]
 
     def _read(self, digest: bytes) -> bytes:
+        if Digest(digest) in self._store.objects.quarantine:
+            # Not held, but not because nobody wants it: nobody can say what it leads to.
+            raise IntegrityError(f"object {digest.hex()}", found="damaged, and set aside", hint="see `deltad status`")
         return self._store.objects.read_unasked(Digest(digest))

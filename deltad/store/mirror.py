@@ -33,8 +33,9 @@ from deltad.delta.manifest import ChunkRef, Manifest, decode_page
 from deltad.delta.record import VersionRecord
 from deltad.delta.threads import in_order
 from deltad.delta.weights import Span, borrowed, spans_of
-from deltad.errors import CheckpointError, FormatError, IntegrityError
+from deltad.errors import CheckpointError, FormatError, IntegrityError, NotFoundError
 from deltad.store.disk import FileSystem, make_directory, remove_tree, store_error
+from deltad.store.generation import Checked, check_generation, differences
 from deltad.store.path import Hop
 from deltad.store.path import Path as EdgePath
 from deltad.store.runs import RunStore
@@ -50,6 +51,8 @@ LONG_WALK = 16
 """More edges than this between the generation and a version that is read let the mirror advance afterwards."""
 _AT_ONCE = 32
 """Deltas that are applied in one pass. Of each a chunk is held meanwhile."""
+_RENEW_SECONDS = 24 * 3600.0
+"""How long making a generation anew may take, at most."""
 
 
 class Mirror:
@@ -176,6 +179,67 @@ class Mirror:
                     return self._compare(record, layout, writer)
             finally:
                 remove_tree(scratch, self._files)
+
+    @property
+    def name(self) -> str:
+        """The run and the variant, as a path tells them."""
+        return f"{self._run.run}/{self._variant}"
+
+    def record(self, version: Version) -> VersionRecord:
+        """Raises NotFoundError for a version that is not held here."""
+        return self._run.record(version)
+
+    def has_generation(self, version: Version) -> bool:
+        """Whether a generation of this version is on disk, and the version is held."""
+        return version in self.generations() and version in {record.version for record in self._run.records()}
+
+    def check(self, version: Version, *, first: int = 0) -> Iterator[Checked]:
+        """Read the generation of a version piece by piece, from tensor number `first` on. See `check_generation`.
+
+        Raises NotFoundError for one that is not there.
+        """
+        record = self._run.record(version)
+        directory = self._generation(version)
+        return check_generation(directory, self.layout(record), self.sums(record), self._backend, first=first)
+
+    def renew(self, version: Version) -> list[str]:
+        """Put a generation that is damaged in place anew, built and checked without it.
+
+        Returns what was wrong in the old one, in words, one text a tensor. Raises NotFoundError, IntegrityError or
+        FormatError if what leads to the version is not whole either, StoreFullError or StoreError; then the damaged
+        generation is still there.
+        """
+        record, damaged = self._run.record(version), self._generation(version)
+        aside = damaged.with_name(f".{damaged.name}.{uuid.uuid4().hex}")
+        holder = f"the renewal of {self.name} at {version}"
+        self._run.lease(holder, version, _RENEW_SECONDS)
+        try:
+            with self._lock:
+                return self._renew(record, damaged, aside)
+        except OSError as error:
+            raise store_error(error, damaged, 0, self._files) from error
+        finally:
+            self._store.leases.release(holder)
+            remove_tree(aside, self._files)
+
+    def _renew(self, record: VersionRecord, damaged: Path, aside: Path) -> list[str]:
+        held = self.generations().keys() - {record.version}
+        path = self._run.path(record, self._variant, held)
+        self._build_along(path, record, aside)
+        try:
+            wrong = differences(self.layout(record), damaged, aside)
+        except (CheckpointError, FormatError, IntegrityError) as error:
+            wrong = [str(error)]
+        _discard(damaged, self._files)
+        self._files.rename(aside, damaged)
+        self._files.sync_directory(damaged.parent)
+        return wrong
+
+    def _generation(self, version: Version) -> Path:
+        directory = self.generations().get(version)
+        if directory is None:
+            raise NotFoundError(f"the mirror of {self.name} at {version}", found="not there")
+        return directory
 
     def sums(self, record: VersionRecord) -> U64:
         """The published element sums of a version, shape [tensors, 2]."""

@@ -75,6 +75,13 @@ def encode_entry(token: bytes, digest: Digest, data: bytes, *, synced: int) -> b
     return b"".join((_sealed(header), data, padding))
 
 
+def is_framed(entry: bytes, token: bytes, packed: Packed) -> bool:
+    """Whether all of an entry beside its chunk, which is not looked at, is as it was written."""
+    found = _parse(entry[:HEADER_BYTES], token, packed.start)
+    padding = entry[HEADER_BYTES + packed.size :]
+    return found is not None and found[0] == packed and padding == bytes(packed.end - packed.offset - packed.size)
+
+
 def scan(read: Read, size: int, token: bytes, *, proven: bool) -> Scanned:
     """Find the entries of a pack of `size` bytes by their headers.
 

@@ -21,7 +21,16 @@ from deltad.delta.encoding import sha256
 from deltad.errors import FormatError, IntegrityError, StoreFullError
 from deltad.limits import Limits
 from deltad.store.disk import File, FileSystem, read_file, store_error, write_durably
-from deltad.store.pack import HEADER_BYTES, Packed, decode_index, encode_entry, encode_index, entry_bytes, scan
+from deltad.store.pack import (
+    HEADER_BYTES,
+    Packed,
+    decode_index,
+    encode_entry,
+    encode_index,
+    entry_bytes,
+    is_framed,
+    scan,
+)
 from deltad.types import Digest
 
 log = structlog.get_logger()
@@ -107,6 +116,13 @@ class Packs:
         with self._writing:
             return {digest: size for digest, (_, _, size) in self._index.items()}
 
+    def extents(self) -> list[tuple[Digest, Extent]]:
+        """All chunks that are held, in the order in which they lie on the disk."""
+        with self._writing:
+            found = sorted((pack.number, at, size, digest) for digest, (pack, at, size) in self._index.items())
+            paths = {pack.number: pack.path for pack in self._packs}
+        return [(digest, Extent(paths[number], at, size)) for number, at, size, digest in found]
+
     def used_bytes(self) -> int:
         with self._writing:
             return sum(pack.end for pack in self._packs)
@@ -143,6 +159,34 @@ class Packs:
                     if digest in dead:
                         del self._index[digest]
         return empty, sparse
+
+    def is_framed(self, digest: Digest, extent: Extent) -> bool:
+        """Whether all that lies around a chunk in its pack is as it was written. Raises OSError."""
+        packed = Packed(digest, extent.offset, extent.size)
+        file = self._files.open(extent.path)
+        try:
+            entry = file.read(packed.end - packed.start, packed.start)
+        finally:
+            file.close()
+        return is_framed(entry, _parse_name(extent.path)[1], packed)
+
+    def move(self, digest: Digest, data: bytes, extent: Extent) -> None:
+        """Store a chunk anew whose entry is damaged around it, and rely on that entry no more.
+
+        Raises StoreFullError or StoreError; then it is held as before.
+        """
+        with self._writing:
+            if self.extent(digest) != extent:
+                return
+            pack = self._index[digest][0]
+            try:
+                if pack is self._current:
+                    # Without an index, the next start would have to find its entries by their headers.
+                    self._seal(pack)
+                    self._let_go()
+                self._append(self._open_for(len(data)), digest, data)
+            except OSError as error:
+                raise store_error(error, self._directory, len(data), self._files) from error
 
     def remove(self, packs: list[_Pack]) -> None:
         """Remove packs that hold nothing. What is being read from them stays readable to its end."""

@@ -302,6 +302,28 @@ class RunStore:
         """The last edge of the cheapest way to a version from an anchor; None if there is none. May read the disk."""
         return self._graph.join(version, variant)
 
+    def mend_records(self) -> tuple[int, str]:
+        """Compare the records and `latest` on the disk with what they are in memory, and write anew what is damaged.
+
+        Returns the bytes that were read, and the files that were written, in words. Raises StoreError.
+        """
+        read, mended = 0, []
+        for record in self.records():
+            with self._writer:
+                parts = {self._record_path(record.version): record.encode()} if record.version in self._records else {}
+                if record.version == self._latest:
+                    parts[self.directory / "latest"] = _pointer(record)
+                for path, data in parts.items():
+                    try:
+                        found = read_file(path, self._files)
+                    except OSError:
+                        found = b""
+                    read += len(found)
+                    if found != data:
+                        self._write(path, data)
+                        mended.append(f"{path}")
+        return read, ", ".join(mended)
+
     def read_manifest(self, edge: EdgeRef) -> Manifest:
         """Raises NotFoundError, IntegrityError or FormatError."""
         return self._read_manifest(Digest(edge.manifest))
@@ -362,8 +384,7 @@ class RunStore:
         return self.directory / "records" / f"e{version.epoch:06d}-v{version.number:06d}.record"
 
     def _point(self, record: VersionRecord) -> None:
-        pointer = Pointer(record.version, record.digest)
-        self._write(self.directory / "latest", msgspec.json.encode(pointer))
+        self._write(self.directory / "latest", _pointer(record))
 
     def _write(self, path: Path, data: bytes) -> None:
         write_durably(path, data, scratch=self._scratch, files=self._files)
@@ -461,3 +482,8 @@ class RunStore:
             pointed = pointer.version
         if self._records and pointed != (newest := max(self._records)):
             self._point(self._records[newest])
+
+
+def _pointer(record: VersionRecord) -> bytes:
+    """What `latest` holds while this version is the newest."""
+    return msgspec.json.encode(Pointer(record.version, record.digest))

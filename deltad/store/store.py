@@ -1,6 +1,7 @@
 """The store: one directory, one daemon, one format number.
 
 FORMAT   lock   tmp/   packs/   objects/ab/…   runs/<run>/{latest, records/, notes/, mirror/, baseline/}   exports/
+quarantine/   scrub
 
 What is written in which order, and what a kill leaves in each gap, is told in docs/STORE.md.
 """

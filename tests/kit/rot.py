@@ -21,3 +21,13 @@ def lose(store: Store, digest: Digest) -> None:
     extent = store.objects.extent(digest)
     assert not extent.path.name.endswith(".pack"), "a pack holds more than one chunk"
     extent.path.unlink()
+
+
+def flip(store: Store, digest: Digest, at: int, bit: int = 3) -> None:
+    """Flip one bit of an object, or of what lies around it in its pack: `at` may be outside of it."""
+    extent = store.objects.extent(digest)
+    with extent.path.open("r+b") as file:
+        file.seek(extent.offset + at)
+        (byte,) = file.read(1)
+        file.seek(extent.offset + at)
+        file.write(bytes([byte ^ (1 << bit)]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from deltad.cli.output import plain
-from deltad.client.messages import ReplicaState, Seconds, StatusView, UpstreamView
+from deltad.client.messages import DamageView, ReplicaState, ScrubView, Seconds, StatusView, UpstreamView
 from deltad.ops.overview import status_blocks, without_clocks
 from tests.cli.views import region, replica, status, version
 
@@ -136,3 +136,29 @@ def test_views_that_differ_in_clocks_alone_tell_the_same() -> None:
     assert without_clocks(before) != without_clocks(
         msgspec.structs.replace(before, regions=(region("border-b", age=99.0, fresh=False),))
     )
+
+
+def test_a_scrub_says_how_far_it_has_come_and_a_sound_store_has_no_table_of_damage() -> None:
+    text = shown(status(scrub=ScrubView(activity="reads", read_bytes=1 << 20)))
+    assert line_with(text, "scrub").endswith("reads; no pass has ended yet; 1.00 MiB read")
+    assert "damage" not in text
+    later = ScrubView(covered=1_700_000_000.0, activity="reads", read_bytes=1 << 30)
+    assert "what was stored by 2023-11-1" in line_with(shown(status(scrub=later)), "scrub")
+
+
+def test_damage_is_told_with_its_place_its_bytes_and_what_follows_from_it() -> None:
+    lost = DamageView("chunk of the delta to policy/v000003 (lm_head.weight)", "/packs/p1.pack from byte 64", False)
+    healed = DamageView("mirror of policy/bf16", "v000002", True, "norm.weight: element [7] was 0x3f81, not 0x3f80")
+    scrub = ScrubView(damaged=1, damage=(lost, healed), consequences="no newcomer can be given policy/v000003")
+    text = shown(status(scrub=scrub))
+    assert line_with(text, "1 damaged").endswith("0 B read; 1 damaged; no newcomer can be given policy/v000003")
+    assert "damaged" in line_with(text, "lm_head.weight")
+    assert "/packs/p1.pack from byte 64" in line_with(text, "lm_head.weight")
+    assert "healed" in line_with(text, "element [7] was 0x3f81, not 0x3f80")
+
+
+def test_a_scrub_that_goes_on_is_no_change_by_itself() -> None:
+    one = status(scrub=ScrubView(read_bytes=1, covered=1.0, activity="reads"))
+    other = status(scrub=ScrubView(read_bytes=9, covered=2.0, activity="gives way to other work"))
+    assert without_clocks(one) == without_clocks(other)
+    assert without_clocks(one) != without_clocks(status(scrub=ScrubView(damaged=1)))

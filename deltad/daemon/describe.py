@@ -17,7 +17,7 @@ from deltad.store.runs import RunStore
 def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note, pin: Pin | None = None) -> VersionInfo:
     """Everything the API says about one version, in its first variant. Reads its manifest."""
     variant = record.variants[0]
-    edge = run.edges(record.version, variant.name)[0]
+    edge = run.way_in(record.version, variant.name)
     manifest = run.read_manifest(edge)
     return VersionInfo(
         run=record.run,

@@ -244,7 +244,7 @@ class Mirror:
     def sums(self, record: VersionRecord) -> U64:
         """The published element sums of a version, shape [tensors, 2]."""
         variant = record.variant(self._variant)
-        edge = self._run.edges(record.version, variant.name)[0]
+        edge = self._run.way_in(record.version, variant.name)
         return self._run.read_manifest(edge).tensor_sums(self.layout(record))
 
     def layout(self, record: VersionRecord) -> Layout:

@@ -268,6 +268,17 @@ class RunStore:
             edges = [edge for edge in edges if not self._missing(record, part, edge, unasked=True)]
         return tuple(edges)
 
+    def way_in(self, version: Version, variant: str) -> EdgeRef:
+        """An edge to a version that is held whole: of several, the one that its record names first.
+
+        Raises NotFoundError if there is none any more, since a part of each is damaged.
+        """
+        edges = self.edges(version, variant)
+        if not edges:
+            thing = f"{VersionId(self.run, version)} variant {variant}"
+            raise NotFoundError(thing, expected="an edge that is held whole", found="none", hint="see `deltad status`")
+        return edges[0]
+
     def known_edges(self, record: VersionRecord, variant: VariantRecord) -> list[EdgeRef]:
         """The edges that a record names, whatever is held of them, and those that were derived here."""
         with self._lock:

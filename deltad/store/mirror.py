@@ -43,7 +43,7 @@ from deltad.store.store import Store
 from deltad.types import Digest, Variant, Version
 
 _GENERATION = re.compile(r"e([0-9]{6,})-v([0-9]{6,})", re.ASCII)
-_OWN = re.compile(r"\.?e[0-9]{6,}-v[0-9]{6,}(\.[0-9a-f]{32})?(\.removed)?", re.ASCII)
+_OWN = re.compile(r"\.{0,2}e[0-9]{6,}-v[0-9]{6,}(\.[0-9a-f]{32}){0,2}(\.removed)?", re.ASCII)
 """Generations, whole, in the making or on their way out; what else lies beside them is not ours to remove."""
 _WINDOW_BYTES = 8 << 20
 _PROBE_BYTES = 4096

@@ -25,6 +25,7 @@ from deltad.cli.output import clean
 from deltad.cli.publish import publish, pull
 from deltad.cli.serve import serve
 from deltad.cli.status import status
+from deltad.cli.target import hold, release, rollback
 from deltad.cli.verify import verify
 from deltad.cli.versions import log
 from deltad.errors import DeltadError, MissingPackageError, NotFoundError, StoreError, UsageError
@@ -86,7 +87,9 @@ def deltad(context: click.Context) -> int | None:
     return help_if_alone(context)
 
 
-for _command in (serve, publish, pull, status, log, diff, inspect, verify, export, gc, config, demo):
+for _command in (
+    *(serve, publish, pull, status, log, hold, release, rollback, diff, inspect, verify, export, gc, config, demo),
+):
     deltad.add_command(_command)
 
 

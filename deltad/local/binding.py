@@ -7,14 +7,17 @@ replaces it. A file that is no socket is never touched.
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 import stat
+import struct
 from pathlib import Path
 
 from deltad.errors import ConfigError
 
 _MODE = 0o660
 _BACKLOG = 128
+_CREDENTIALS = struct.Struct("iii")
 
 
 def bind_unix_socket(path: Path) -> socket.socket:
@@ -45,6 +48,18 @@ def bind_unix_socket(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def caller_name(connection: socket.socket) -> str:
+    """Who is at the other end of a connection to the Unix socket, as the kernel knows it: `ana (uid 1000)`.
+
+    May block: looking up a name may ask the network.
+    """
+    _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
 
 
 def _remove_stale(path: Path, thing: str) -> None:

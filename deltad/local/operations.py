@@ -14,6 +14,9 @@ from deltad.client.messages import (
     PublishReply,
     PublishRequest,
     StatusView,
+    TargetReply,
+    TargetRequest,
+    TargetsReply,
     VerifyReply,
     VerifyRequest,
     VersionInfo,
@@ -41,6 +44,14 @@ class Operations(Protocol):
 
     async def verify(self, run: RunId, request: VerifyRequest) -> VerifyReply:
         """Rebuild a version from what is stored and compare its root."""
+        ...
+
+    async def move_target(self, run: RunId, request: TargetRequest, by: str) -> TargetReply:
+        """Move the target of a fleet; durable, and everybody here told, on return."""
+        ...
+
+    def targets(self, run: RunId) -> TargetsReply:
+        """What stands about the targets of a run. Raises NotFoundError for a run that is neither declared nor held."""
         ...
 
     async def collect(self, request: CollectRequest) -> CollectReply:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
-from deltad.errors import DeltadError, NotFoundError, StoreError
+from deltad.errors import ConfigError, DeltadError, DeniedError, NotFoundError, StoreError, UnavailableError
 from deltad.protocol.pull import Backoff, PullPolicy
 from deltad.relay.client import RelayClient
 from deltad.relay.run_pull import Peer
@@ -56,11 +56,12 @@ class TargetPull:
             except NotFoundError:
                 self.problem = None  # no such run yet, or an upstream that does not speak of targets
                 self._peer.note_success()
-            except StoreError as error:
-                self._note(error)
+            except (UnavailableError, DeniedError, ConfigError) as error:
+                self._peer.note_failure(error)  # nothing was said
             except DeltadError as error:
                 self._note(error)
-                self._peer.note_failure(error)
+                if not isinstance(error, StoreError):
+                    self._peer.note_failure(error)
             if loop.time() - started >= self._poll_seconds / 2:
                 self._backoff.succeeded()
             elif not self._peer.link.resting(loop.time()):

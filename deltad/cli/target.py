@@ -53,7 +53,6 @@ def _options(command: Command) -> Command:
         click.option(
             "--fleet",
             type=parse_daemon_name,
-            default="",
             metavar="DAEMON",
             help="The fleet of this daemon alone; else all, or below another daemon its own.",
         ),
@@ -65,7 +64,7 @@ def _options(command: Command) -> Command:
 @click.command(short_help="Hold the fleets at a version, whatever is published.")
 @click.argument("at", metavar="[RUN[@N]]", type=parse_run_at, required=False)
 @_options
-def hold(daemon: Daemon, at: RunAt | None, fleet: str, reason: str, as_json: bool) -> None:
+def hold(daemon: Daemon, at: RunAt | None, fleet: str | None, reason: str, as_json: bool) -> None:
     """Hold the fleets of RUN at version N, or without N where they are: at the version that they are held at
     already, or the newest. Publishing goes on, and nothing that is published moves them until `deltad release`.
 
@@ -85,7 +84,7 @@ def hold(daemon: Daemon, at: RunAt | None, fleet: str, reason: str, as_json: boo
 @click.command(short_help="Let the fleets follow the newest version again.")
 @click.argument("run", metavar="[RUN]", type=parse_run, required=False)
 @_options
-def release(daemon: Daemon, run: RunId | None, fleet: str, reason: str, as_json: bool) -> None:
+def release(daemon: Daemon, run: RunId | None, fleet: str | None, reason: str, as_json: bool) -> None:
     """Let the fleets of RUN follow its newest version again: all, or the one that --fleet names.
 
     At a daemon that pulls the run, this withdraws what was said there; what was said where the run is published
@@ -103,7 +102,7 @@ def release(daemon: Daemon, run: RunId | None, fleet: str, reason: str, as_json:
 @click.command(short_help="Bring the fleets back to an older version, and hold them there.")
 @click.argument("at", metavar="[RUN[@N]]", type=parse_run_at, required=False)
 @_options
-def rollback(daemon: Daemon, at: RunAt | None, fleet: str, reason: str, as_json: bool) -> None:
+def rollback(daemon: Daemon, at: RunAt | None, fleet: str | None, reason: str, as_json: bool) -> None:
     """Bring the fleets of RUN back to version N, which must be older than what they should serve now, and hold
     them there; without N, to the one that the newest version was made from. Saying it twice goes back once.
 
@@ -119,7 +118,7 @@ def rollback(daemon: Daemon, at: RunAt | None, fleet: str, reason: str, as_json:
     _move(daemon, at, Act.ROLLBACK, fleet=fleet, reason=reason, as_json=as_json)
 
 
-def _move(daemon: Daemon, at: RunAt | None, act: Act, *, fleet: str, reason: str, as_json: bool) -> None:
+def _move(daemon: Daemon, at: RunAt | None, act: Act, *, fleet: str | None, reason: str, as_json: bool) -> None:
     from deltad.client.messages import TargetRequest
 
     client = daemon.client()
@@ -127,14 +126,14 @@ def _move(daemon: Daemon, at: RunAt | None, act: Act, *, fleet: str, reason: str
     version = ""
     if at is not None and at.version is not None:
         version = VersionName(run, at.version.version, at.version.epoch_named).find(client).version
-    reply = client.move_target(run, TargetRequest(act, version, fleet, reason))
+    reply = client.move_target(run, TargetRequest(act, version, fleet or "", reason))
     if as_json:
         show_json(reply)
     else:
         show([Line(cell) for cell in _words(reply, act, fleet)])
 
 
-def _words(reply: TargetReply, act: Act, fleet: str) -> list[Cell]:
+def _words(reply: TargetReply, act: Act, fleet: str | None) -> list[Cell]:
     from deltad.client.messages import Act
     from deltad.ops.overview import follows_words, held_words, whose_fleet
 

@@ -21,7 +21,9 @@ SEGMENTS = st.one_of(
     st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="?#"), max_size=8),
 )
 PATHS = st.one_of(
-    st.builds("/v1/runs/{}/{}".format, SEGMENTS, st.sampled_from(["versions", "latest", "fleet", "publish", "pull", "target"])),
+    st.builds(
+        "/v1/runs/{}/{}".format, SEGMENTS, st.sampled_from(["versions", "latest", "fleet", "publish", "pull", "target"])
+    ),
     st.builds("/v1/runs/{}/{}/{}".format, SEGMENTS, st.sampled_from(["versions", "records"]), SEGMENTS),
     st.builds("/v1/objects/{}".format, SEGMENTS),
     st.builds("/v1/replicas/{}/{}".format, SEGMENTS, st.sampled_from(["next", "state", ""])),

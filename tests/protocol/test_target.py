@@ -126,8 +126,7 @@ def test_notices_in_any_order_and_any_number_of_times_end_where_the_newest_leads
     origin, notices = Targets(), []
     for version, fleet in moves:
         origin = say(origin, version, fleet)
-        for known in {0, rng.randrange(0, origin.sequence + 1)}:
-            notices.append((known, origin.after(known)))
+        notices += [(known, origin.after(known)) for known in (0, rng.randrange(0, origin.sequence + 1))]
     below = Targets()
     delivered = rng.sample(notices, len(notices)) + rng.choices(notices, k=len(notices)) if notices else []
     for known, notice in delivered:

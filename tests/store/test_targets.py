@@ -76,10 +76,12 @@ def test_a_damaged_target_stops_the_start_by_name_since_nobody_can_say_what_to_s
         Store.open(tmp_path / "store")
 
 
-def test_a_power_cut_at_any_moment_leaves_the_target_before_or_the_one_after(lineage: Lineage) -> None:
+@pytest.mark.parametrize("versions", [0, 1], ids=["before any version", "beside versions"])
+def test_a_power_cut_at_any_moment_leaves_the_target_before_or_the_one_after(lineage: Lineage, versions: int) -> None:
     disk = MemoryDisk()
     store = Store.open(STORE, files=disk)
-    lineage.versions[0].commit_into(store)
+    for published in lineage.versions[:versions]:
+        published.commit_into(store)
     since = disk.point
     for version in MOVES:
         store.run(RUN).move_target(hold(version))

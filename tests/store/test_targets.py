@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from pathlib import Path
 
@@ -107,6 +108,25 @@ def test_a_power_cut_at_any_moment_leaves_the_target_before_or_the_one_after(lin
     print(f"the power was cut at {disk.point - since} points in {tried} ways, {again} times again while healing")
     assert tried > disk.point - since
     assert again >= tried
+
+
+def test_what_a_start_shows_after_a_daemon_died_in_a_move_is_there_for_good() -> None:
+    """A daemon that dies leaves what it did not sync in the system's memory, where the next one sees it."""
+    shown = set()
+    for operation in range(1, 20):
+        disk = MemoryDisk()
+        store = Store.open(STORE, files=disk)
+        since = disk.operations.total()
+        disk.refuse(errno.EIO, range(since + operation, since + 10_000))
+        with contextlib.suppress(StoreError):
+            store.run(RUN).move_target(hold(Version(1, 7)))
+        disk.refuse(0, range(0))
+        store.close()
+        found = held(Store.open(STORE, files=disk))
+        disk.mark("shown")
+        assert {held(Store.open(STORE, files=cut.disk)) for cut in disk.power_cuts(since=disk.point)} == {found}
+        shown.add(found)
+    assert shown == {None, Version(1, 7)}
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["disk full", "input/output error"])

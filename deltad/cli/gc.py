@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 def gc(daemon: Daemon, dry_run: bool, everything: bool, as_json: bool) -> None:
     """Remove the versions that the retention of their run does not keep, and what only they led to.
 
-    The newest version, pinned versions, and those that a replica, a region or work under way uses, stay, with
-    all that leads to them from an anchor. The daemon does this by itself every few minutes.
+    The newest version, those that a fleet is held at or somebody pinned, and those that a replica, a region or
+    work under way uses, stay, with all that leads to them from an anchor. The daemon does this by itself every
+    few minutes.
 
     \b
     Examples:

@@ -28,6 +28,7 @@ from deltad.cli.pin import pin, unpin
 from deltad.cli.publish import publish, pull
 from deltad.cli.serve import serve
 from deltad.cli.status import status
+from deltad.cli.target import hold, release, rollback
 from deltad.cli.verify import verify
 from deltad.cli.versions import log
 from deltad.errors import DeltadError, MissingPackageError, NotFoundError, StoreError, UsageError
@@ -89,7 +90,7 @@ def deltad(context: click.Context) -> int | None:
     return help_if_alone(context)
 
 
-_DAILY = (serve, publish, pull, status, log, diff, inspect, verify, export)
+_DAILY = (serve, publish, pull, status, log, hold, release, rollback, diff, inspect, verify, export)
 _NOW_AND_THEN = (pin, unpin, gc, doctor, keys, config, demo)
 for _command in (*_DAILY, *_NOW_AND_THEN):
     deltad.add_command(_command)

@@ -6,8 +6,9 @@ is not printable is escaped here, in one place.
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -28,6 +29,34 @@ def show(blocks: Sequence[Block]) -> None:
         Console(highlight=False).print(draw(blocks))
     else:
         click.echo(plain(blocks))
+
+
+def show_lines(lines: Iterable[Sequence[Cell]]) -> None:
+    """Print lines that are laid out already to standard output, in colour on a terminal."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(highlight=False)
+        for line in lines:
+            console.print(Text("").join(map(_rich_text, line)), soft_wrap=True)
+    else:
+        for line in lines:
+            click.echo("".join(map(_text, line)).rstrip())
+
+
+def terminal_width() -> int:
+    """The columns of the terminal; 80 where the output is none."""
+    return max(shutil.get_terminal_size().columns, 40) if sys.stdout.isatty() else 80
+
+
+def shows_boxes() -> bool:
+    """Whether standard output can show the strokes that boxes are drawn with."""
+    try:
+        "●│├─┼╯".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def show_json(value: object, *, compact: bool = False) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from deltad.cli.connect import Daemon, VersionName, daemon_options, json_option, parse_version_name
+from deltad.cli.lineage import pinned_by
 from deltad.cli.output import show, show_json
-from deltad.cli.versions import pinned_by
 from deltad.ops.blocks import Line
 
 _VERSION = click.argument("version", metavar="VERSION", type=parse_version_name)

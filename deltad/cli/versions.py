@@ -2,97 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from deltad.cli.connect import Daemon, Whole, daemon_options, json_option, the_run
-from deltad.cli.output import show, show_json
+from deltad.cli.output import show_json, show_lines, shows_boxes, terminal_width
 from deltad.figures import count, percent, percent_of, size, stages, when
-from deltad.ops.blocks import Cell, Facts, Table, Tone, columns
-from deltad.types import RunId, Version, parse_run, parse_version
+from deltad.ops.blocks import Cell, Facts
+from deltad.types import RunId, parse_run
 
 if TYPE_CHECKING:
-    from deltad.client.messages import PinInfo, VersionInfo
+    from deltad.client.messages import VersionInfo
 
 
-@click.command(short_help="List the versions of a run, newest first.")
+@click.command(short_help="Draw the versions of a run, newest first.")
 @click.argument("run", metavar="[RUN]", type=parse_run, required=False)
 @click.option("-n", "--limit", type=Whole(min=1), metavar="N", help="Show the newest N only.")
 @daemon_options
 @json_option
 def log(daemon: Daemon, run: RunId | None, limit: int | None, as_json: bool) -> None:
-    """List the versions of RUN, newest first.
+    """Draw the lineage of RUN, newest version first: lines part where an epoch or a fork leaves another behind.
 
-    For each: when it was published, its kind, the share of elements that changed, its bytes and their
-    share of the full weights, how it is coded, and who published it; who pinned it, if anybody did; and where
-    it was published here, why it is coded so. Where a new epoch opens, the version it forks from is named, and
-    how many versions that leaves behind.
+    For each version: its kind, the share of elements that changed, its bytes and their share of the full weights,
+    and when it was published; below that, whether it is the latest or a target and who holds fleets there, where
+    it comes from if not from the one before, who pinned it, how it is coded and why, and who published it. At the
+    end, who moved the target lately, when and why.
 
     \b
     Examples:
       deltad log
       deltad log policy -n 20 --json
     """
-    from deltad.client.messages import VersionsReply
+    from deltad.cli.lineage import ASCII, BOXES, log_lines
 
     client = daemon.client()
     run = the_run(client, run)
-    versions = client.versions(run)
-    newest_first = tuple(reversed(versions))[:limit]
+    versions, targets = client.versions(run), client.targets(run)
     if as_json:
-        show_json(VersionsReply(newest_first))
-    else:
-        show([log_table(run, newest_first, forks(versions))])
-
-
-def log_table(run: str, newest_first: Sequence[VersionInfo], forked: dict[str, str]) -> Table:
-    """The log as a table; `forked` has a note for each version that opens an epoch."""
-    rows: list[tuple[Cell | str, ...]] = []
-    for info in newest_first:
-        fork = forked.get(info.version, "")
-        identity = f"identity {info.identity}" if info.identity else ""
-        pin = f"pinned by {pinned_by(info.pin)}" if info.pin else ""
-        note = "; ".join(filter(None, (fork, pin, info.reason, info.coder_reason, identity)))
-        rows.append(
-            (
-                info.version,
-                when(info.created),
-                info.kind,
-                percent(info.density),
-                size(info.delta_bytes),
-                percent_of(info.delta_bytes, info.full_bytes),
-                info.coder or "–",
-                info.source or "–",
-                Cell(note, Tone.WARN if fork else Tone.DIM),
-            )
-        )
-    heads = columns("version", "published", "kind", ">changed", ">bytes", ">of full", "coder", "source", "note")
-    return Table(f"run {run}", heads, rows, empty="no versions yet")
-
-
-def forks(ascending: Sequence[VersionInfo]) -> dict[str, str]:
-    """For each version that opens an epoch after another: where it forks off, and what stays behind."""
-    notes: dict[str, str] = {}
-    before: list[Version] = []
-    for info in ascending:
-        version = parse_version(info.version)
-        if before and version.epoch > before[-1].epoch:
-            # The parent may be a version of another run, which none of these is after.
-            parent = parse_version(info.parent) if info.parent and "/" not in info.parent else None
-            left = sum(parent is None or old > parent for old in before if old.epoch == before[-1].epoch)
-            notes[info.version] = f"epoch {version.epoch} opens here, from {info.parent or 'nothing'}" + (
-                f", leaving {count(left, 'version')} behind" if left else ""
-            )
-        before.append(version)
-    return notes
-
-
-def pinned_by(pin: PinInfo) -> str:
-    """Who pinned a version, when and why."""
-    since = f" on {when(pin.at)}" if pin.at else ""
-    return f"{pin.by}{since}" + (f": {pin.why}" if pin.why else "")
+        show_json({"versions": versions[::-1][:limit], "targets": targets})
+        return
+    strokes = BOXES if shows_boxes() else ASCII
+    show_lines(log_lines(run, versions, targets, limit=limit, strokes=strokes, width=terminal_width()))
 
 
 def version_facts(info: VersionInfo) -> Facts:

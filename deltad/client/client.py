@@ -33,6 +33,9 @@ from deltad.client.messages import (
     RegisterRequest,
     StateRequest,
     StatusView,
+    TargetReply,
+    TargetRequest,
+    TargetsReply,
     VerifyReply,
     VerifyRequest,
     VersionInfo,
@@ -117,6 +120,14 @@ class Client:
         """Leave a version to the retention again."""
         return self._json(PinReply, "DELETE", _pin_path(run, version))
 
+    def move_target(self, run: str, request: TargetRequest) -> TargetReply:
+        """Hold a fleet at a version, bring it back to one, or let it follow the newest again; durable on return."""
+        return self._post(TargetReply, f"/v1/runs/{quote(run, safe='')}/target", request)
+
+    def targets(self, run: str) -> TargetsReply:
+        """Where the fleets are held, as far as the daemon knows, and who moved them lately."""
+        return self._get(TargetsReply, f"/v1/runs/{quote(run, safe='')}/target")
+
     def collect(self, *, dry_run: bool = False, timeout: float = WORK_SECONDS) -> CollectReply:
         """Let the daemon remove what nobody needs; with `dry_run` it only says what that would be, and why."""
         return self._post(CollectReply, "/v1/collect", CollectRequest(dry_run), wait=timeout)
@@ -124,8 +135,8 @@ class Client:
     def fleet(self, run: str, *, version: Version | str = "", verified: int = 0, wait: float = 0.0) -> FleetView:
         """The run's replicas, here and in regions below.
 
-        Waits up to `wait` seconds until `verified` of them serve `version` (the newest, if empty) or a newer
-        one, as read back by themselves; answers with what is known then in either case.
+        Waits up to `wait` seconds until `verified` of them serve `version` or a newer one (the version that they
+        are held at or the newest, if empty), as read back by themselves; answers with what is known then.
         """
         query = _query(version=str(version), verified=verified, wait=wait)
         return self._get(FleetView, f"/v1/runs/{quote(run, safe='')}/fleet{query}", wait=wait)

@@ -85,6 +85,23 @@ class VersionInfo(msgspec.Struct, frozen=True):
     pin: PinInfo | None = None
 
 
+class Target(msgspec.Struct, frozen=True):
+    """To which version a fleet is held (empty: it follows the newest again), and who said so, where and why.
+
+    `fleet` names the daemon whose fleet is meant, all of them where it is empty. `when` is Unix time, for people.
+    `here` tells whether the daemon that shows this holds the version.
+    """
+
+    version: str
+    fleet: str = ""
+    by: str = ""
+    why: str = ""
+    when: float = 0.0
+    daemon: str = ""
+    sequence: int = 0
+    here: bool = True
+
+
 class ReplicaReport(msgspec.Struct, frozen=True):
     """What a replica last said of itself.
 
@@ -127,13 +144,21 @@ class RegionReport(msgspec.Struct, frozen=True):
 class RunReport(msgspec.Struct, frozen=True):
     """A run at one daemon: its newest durable version, what it is doing, and its replicas.
 
-    `versions` are the newest few that it holds, in ascending order.
+    `versions` are the newest few that it holds, in ascending order. `target` is there while its fleet is held
+    at a version, and does not follow the newest.
     """
 
     latest: str = ""
     activity: str = ""
     replicas: tuple[ReplicaReport, ...] = ()
     versions: tuple[VersionInfo, ...] = ()
+    target: Target | None = None
+
+    def is_at_target(self, replica: ReplicaReport) -> bool:
+        """Whether one of its replicas is known to serve what it should: the version held at, or the newest."""
+        if replica.state not in PROVEN or not replica.root:
+            return False
+        return replica.version == self.target.version if self.target else not replica.staleness
 
 
 class RegionView(msgspec.Struct, frozen=True):
@@ -150,7 +175,9 @@ class RegionView(msgspec.Struct, frozen=True):
 class FleetView(msgspec.Struct, frozen=True):
     """Every replica of a run that this daemon knows of, here and in regions below it.
 
-    `verified` of the `replicas` serve `version`, or a newer one, as they read it back themselves.
+    `verified` of the `replicas` serve `version`, or a newer one, as they read it back themselves. Where no version
+    was asked for, `version` is the one that the fleet of this daemon should serve, and `verified` counts the
+    replicas that serve what theirs should: the version that it is held at and no other, or the newest.
     """
 
     run: str
@@ -158,6 +185,7 @@ class FleetView(msgspec.Struct, frozen=True):
     verified: int
     replicas: int
     regions: tuple[RegionView, ...]
+    target: Target | None = None
 
 
 class UpstreamView(msgspec.Struct, frozen=True):
@@ -257,6 +285,49 @@ class LatestReply(msgspec.Struct, frozen=True):
     """The newest durable version, or none within the wait."""
 
     version: VersionInfo | None
+
+
+class Act(StrEnum):
+    """What to do with the target: hold a fleet where it is or at a version, bring it back, or let it follow again."""
+
+    HOLD = "hold"
+    RELEASE = "release"
+    ROLLBACK = "rollback"
+
+
+class TargetRequest(msgspec.Struct, frozen=True):
+    """Move the target of a fleet: of all, where `fleet` is empty and the run is published at this daemon.
+
+    `version` may be empty: to hold where the fleet is, or to go back to the version before the newest.
+    """
+
+    act: Act
+    version: str = ""
+    fleet: str = ""
+    why: str = ""
+
+
+class TargetReply(msgspec.Struct, frozen=True):
+    """The fleet's target now (None: it follows the newest), and whether it was `changed` by this.
+
+    `latest` is the newest version. `heard` tells whether a daemon of the fleet's name is known here.
+    """
+
+    run: str
+    target: Target | None
+    latest: str
+    changed: bool
+    heard: bool = True
+
+
+class TargetsReply(msgspec.Struct, frozen=True):
+    """Where this daemon's own fleet is held (None: it follows the newest), what stands about any fleet as far as
+    it is known here, and the last moves, oldest first."""
+
+    run: str
+    target: Target | None = None
+    standing: tuple[Target, ...] = ()
+    moves: tuple[Target, ...] = ()
 
 
 class ExportRequest(msgspec.Struct, frozen=True):

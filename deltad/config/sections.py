@@ -86,7 +86,7 @@ class RunConfig:
     fewer bytes and more time than the one before; `auto` chooses by what the regions below pull at, and
     takes `dense` until that is known. Default `auto`.
     `keep_versions`: how many of its versions are kept; `0` is no bound. Each bound that is given holds; the newest
-    version, what is pinned or in use, and what leads there from an anchor, are kept in any case. Default 0.
+    version, what is held, pinned or in use, and what leads there from an anchor, are kept in any case. Default 0.
     `keep_for`: for how long its versions are kept; `0s` is no bound. Default `0s`.
     `keep_bytes`: how many bytes of it are kept, such as `500GiB`; `0B` is no bound. Default `0B`.
     """

@@ -13,6 +13,7 @@ import uuid
 from pathlib import Path
 from typing import Unpack
 
+import msgspec
 import structlog
 
 import deltad
@@ -29,6 +30,10 @@ from deltad.client.messages import (
     RegionReport,
     Seconds,
     StatusView,
+    Target,
+    TargetReply,
+    TargetRequest,
+    TargetsReply,
     UpstreamView,
     VerifyReply,
     VerifyRequest,
@@ -41,6 +46,7 @@ from deltad.daemon.origin import Origin, Published, PublishOptions
 from deltad.daemon.remarks import Remarks
 from deltad.daemon.scrubbing import Scrubbing
 from deltad.daemon.store_size import StoreSize
+from deltad.daemon.targets import move, target_of, targets_reply
 from deltad.daemon.versions import Versions
 from deltad.delta.backend.choice import Candidates, candidates, probe
 from deltad.delta.backend.fallback import Switch
@@ -123,7 +129,8 @@ class Node:
                     expected="one that is declared in a [[run]], or pulled",
                     found=", ".join(self.store.runs()) or "no run",
                 )
-            self._runs[run] = Versions(self.store, run, self.backend, threads=self.threads)
+            name = self.config.daemon.name
+            self._runs[run] = Versions(self.store, run, self.backend, daemon=name, threads=self.threads)
         return self._runs[run]
 
     def runs(self) -> list[RunId]:
@@ -225,7 +232,8 @@ class Node:
 
     async def export(self, run: RunId, request: ExportRequest) -> ExportReply:
         versions = self.versions_of(run)
-        version = self._version(versions, request.version)
+        target = self._target(run)
+        version = self._version(versions, request.version or (target.version if target else ""))
         if not request.replica and not request.directory:
             raise UsageError("an export", expected="a directory, or the replica that it is for", found="neither")
         variant = None
@@ -253,6 +261,22 @@ class Node:
         if reply.changed:
             log.info("version_unpinned", run=run, version=str(version))
         return reply
+
+    async def move_target(self, run: RunId, request: TargetRequest, by: str) -> TargetReply:
+        records = self.versions_of(run).records
+        reply = await asyncio.to_thread(move, records, self.config, request, by=by, now=time.time())
+        if reply.changed:
+            said = msgspec.structs.asdict(request)
+            log.info("target_moved", run=run, by=by, target=reply.target.version if reply.target else "newest", **said)
+            self.announcements.announce()
+        heard = not request.fleet or request.fleet in self.fleet.daemons()
+        return msgspec.structs.replace(reply, heard=heard)
+
+    def targets(self, run: RunId) -> TargetsReply:
+        return targets_reply(self.versions_of(run).records, self.config.daemon.name)
+
+    def _target(self, run: RunId) -> Target | None:
+        return target_of(self.versions_of(run).records, self.config.daemon.name)
 
     async def collect(self, request: CollectRequest) -> CollectReply:
         self._renew_leases(time.monotonic())
@@ -306,7 +330,9 @@ class Node:
 
     def standings(self) -> dict[RunId, Standing]:
         """What this daemon holds of each run and is doing about it."""
-        return {run: Standing(self.versions_of(run).all(), self._activity(run)) for run in self.runs()}
+        return {
+            run: Standing(self.versions_of(run).all(), self._activity(run), self._target(run)) for run in self.runs()
+        }
 
     def region_report(self) -> RegionReport:
         """The next report to send upstream."""
@@ -347,8 +373,9 @@ class Node:
             self.metrics.upstream(upstream.url, up=upstream.up)
         self.fleet.forget_silent(now)
         for run in self.runs():
-            view = self.fleet.view(run, self.versions_of(run).all(), now)
+            view = self.fleet.view(run, self.versions_of(run).all(), now, target=self._target(run))
             self.metrics.fleet(run, [r.state for region in view.regions for r in region.report.runs[run].replicas])
+            self.metrics.target(run, held=view.target is not None, verified=view.verified)
         for export in await asyncio.to_thread(lambda: list(self.store.exports().iterdir())):
             if not self.fleet.is_registered(export.name):
                 await asyncio.to_thread(shutil.rmtree, export, ignore_errors=True)

@@ -15,10 +15,11 @@ from typing import Unpack
 
 import structlog
 
-from deltad.client.messages import NextReply, PinReply, VerifyReply, VersionInfo
+from deltad.client.messages import NextReply, PinReply, Step, VerifyReply, VersionInfo
 from deltad.daemon.describe import describe, describe_step, pin_info
 from deltad.daemon.notes import Note, Notes
 from deltad.daemon.origin import Origin, Published, PublishOptions
+from deltad.daemon.targets import goal
 from deltad.delta.backend import Backend
 from deltad.delta.layout import decode_layout
 from deltad.delta.record import VersionRecord
@@ -37,8 +38,10 @@ READ_SECONDS = 24 * 3600.0
 class Versions:
     """One run. Methods belong to the event loop's thread; the blocking parts go elsewhere."""
 
-    def __init__(self, store: Store, run: RunId, backend: Backend, *, threads: int = 1) -> None:
+    def __init__(self, store: Store, run: RunId, backend: Backend, *, daemon: str, threads: int = 1) -> None:
+        """`daemon` is the name of this one, whose fleet is led."""
         self._store = store
+        self._daemon = daemon
         self._backend = backend
         self._threads = threads
         self.run = run
@@ -151,19 +154,20 @@ class Versions:
             log.info("mirror_advanced", run=self.run, version=str(record.version))
 
     def next_for(self, variant: Variant, served: Version | None) -> NextReply | None:
-        """What a replica should do that serves `served`; None while that is the newest."""
-        target = self.records.latest()
+        """What a replica should do that serves `served`; None while that is the target, or there is none here."""
+        target = goal(self.records, self._daemon)
         if target is None or target.version == served:
             return None
-        reply = NextReply(target=str(target.version), reload=True)
-        if served is None:
-            return reply
+        steps = () if served is None else self._steps(variant, served, target)
+        return NextReply(target=str(target.version), steps=steps, reload=not steps)
+
+    def _steps(self, variant: Variant, served: Version, target: VersionRecord) -> tuple[Step, ...]:
+        """The deltas that lead from what is served to the target, in order; none where it must be loaded whole."""
         try:
             path = self.records.path(target, variant, [served], anchors=False)
         except NotFoundError:
-            return reply
-        steps = tuple(describe_step(self.records, hop, variant) for hop in path.hops)
-        return NextReply(target=str(target.version), steps=steps)
+            return ()
+        return tuple(describe_step(self.records, hop, variant) for hop in path.hops)
 
     def mirrors(self) -> list[Mirror]:
         """The mirrors of all variants of the newest version."""

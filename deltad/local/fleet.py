@@ -25,6 +25,7 @@ from deltad.client.messages import (
     ReplicaState,
     RunReport,
     StateRequest,
+    Target,
     VersionInfo,
 )
 from deltad.errors import ConflictError, FormatError, LimitError, NotFoundError, ReplicaError, UsageError
@@ -43,10 +44,11 @@ _TEXT = 500
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What this daemon itself holds of a run, in ascending order, and what it is doing about it."""
+    """What this daemon itself holds of a run, in ascending order, what it is doing about it, and where it is held."""
 
     versions: Sequence[VersionInfo] = ()
     activity: str = ""
+    target: Target | None = None
 
 
 @dataclass(slots=True)
@@ -221,6 +223,10 @@ class Fleet:
         region.heard = now
         return True
 
+    def daemons(self) -> set[str]:
+        """The names of this daemon and of all below that were heard of in this life."""
+        return {self.daemon, *self._regions}
+
     # Views. `standings` and `versions` tell what this daemon holds itself.
 
     def region(self, standings: Mapping[RunId, Standing], now: float) -> RegionReport:
@@ -246,21 +252,34 @@ class Fleet:
         return tuple(self._region_view(self._regions[name], lineages, now) for name in sorted(self._regions))
 
     def view(
-        self, run: RunId, versions: Sequence[VersionInfo], now: float, *, version: Version | None = None
+        self,
+        run: RunId,
+        versions: Sequence[VersionInfo],
+        now: float,
+        *,
+        version: Version | None = None,
+        target: Target | None = None,
     ) -> FleetView:
-        """All replicas of a run, and how many of them serve `version` (the newest, if None) or a newer one."""
+        """All replicas of a run, and how many of them serve `version` or a newer one.
+
+        Without `version`, how many serve what their region's fleet should: the version that it is held at, or the
+        newest. `target` is where this daemon's own fleet is held.
+        """
         lineage = _Lineage(versions)
-        wanted = version or lineage.newest
-        own = RegionView(self.region({run: Standing(versions)}, now), age=0.0, fresh=True)
+        wanted = version or (parse_version(target.version) if target else lineage.newest)
+        own = RegionView(self.region({run: Standing(versions, target=target)}, now), age=0.0, fresh=True)
         below = (self._region_view(self._regions[name], {run: lineage}, now) for name in sorted(self._regions))
         regions = tuple(_only(view, run) for view in (own, *below) if view is own or run in view.report.runs)
-        replicas = [replica for region in regions for replica in region.report.runs[run].replicas]
+        replicas = [(replica, held.report.runs[run]) for held in regions for replica in held.report.runs[run].replicas]
         return FleetView(
             run=run,
             version=str(wanted) if wanted else "",
-            verified=sum(_serves(replica, wanted) for replica in replicas),
+            verified=sum(
+                _serves(replica, version) if version else report.is_at_target(replica) for replica, report in replicas
+            ),
             replicas=len(replicas),
             regions=regions,
+            target=target,
         )
 
     def readers(self, run: RunId, now: float) -> tuple[Reader, ...]:
@@ -286,6 +305,7 @@ class Fleet:
                     _judge(member.report, lineage, heard_of=now - member.heard <= self.quiet_for) for member in members
                 ),
                 versions=tuple(standing.versions[-REPORTED_VERSIONS:]),
+                target=standing.target,
             )
         return reports
 
@@ -333,14 +353,9 @@ def _unknown(report: RegionReport) -> RegionReport:
     return msgspec.structs.replace(report, runs=runs)
 
 
-def _serves(replica: ReplicaReport, version: Version | None) -> bool:
+def _serves(replica: ReplicaReport, version: Version) -> bool:
     """Whether a judged replica is known to serve `version` or a newer one."""
-    return (
-        version is not None
-        and replica.state in PROVEN
-        and bool(replica.root)
-        and parse_version(replica.version) >= version
-    )
+    return replica.state in PROVEN and bool(replica.root) and parse_version(replica.version) >= version
 
 
 def _only(view: RegionView, run: str) -> RegionView:
@@ -402,10 +417,19 @@ def _check_report(report: RegionReport) -> None:
                 parse_run(run)
                 if run_report.latest:
                     parse_version(run_report.latest)
+                if run_report.target:
+                    _check_target(run_report.target)
                 for replica in run_report.replicas:
                     _check_replica(replica)
     except UsageError as error:
         raise FormatError(f"report of daemon {report.daemon[:80]!r}", found=str(error)) from None
+
+
+def _check_target(target: Target) -> None:
+    if str(parse_version(target.version)) != target.version:
+        raise UsageError("target", expected="a version as deltad prints it", found=target.version[:80])
+    for what, text in (("reason", target.why), ("name", target.by), ("fleet", target.fleet), ("daemon", target.daemon)):
+        _check_text(f"{what} of a target", text)
 
 
 def _check_replica(replica: ReplicaReport) -> None:

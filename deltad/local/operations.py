@@ -15,6 +15,9 @@ from deltad.client.messages import (
     PublishReply,
     PublishRequest,
     StatusView,
+    TargetReply,
+    TargetRequest,
+    TargetsReply,
     VerifyReply,
     VerifyRequest,
     VersionInfo,
@@ -50,6 +53,14 @@ class Operations(Protocol):
 
     async def unpin(self, run: RunId, version: Version) -> PinReply:
         """Leave a version to the retention again. Raises NotFoundError."""
+        ...
+
+    async def move_target(self, run: RunId, request: TargetRequest, by: str) -> TargetReply:
+        """Move the target of a fleet; durable, and everybody here told, on return."""
+        ...
+
+    def targets(self, run: RunId) -> TargetsReply:
+        """What stands about the targets of a run. Raises NotFoundError for a run that is neither declared nor held."""
         ...
 
     async def collect(self, request: CollectRequest) -> CollectReply:

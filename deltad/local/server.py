@@ -30,6 +30,8 @@ from deltad.client.messages import (
     PullRequest,
     RegisterRequest,
     StateRequest,
+    Target,
+    TargetRequest,
     VerifyRequest,
     VersionInfo,
     VersionsReply,
@@ -39,6 +41,7 @@ from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.binding import caller_name
 from deltad.local.fleet import Fleet
 from deltad.local.operations import Operations
+from deltad.protocol.target import REASON_CHARACTERS
 from deltad.store.announce import Announcements
 from deltad.store.objects import ObjectReader
 from deltad.store.store import Store
@@ -111,6 +114,8 @@ class LocalServer:
             (post, "/v1/runs/{run}/pull", self._pull),
             (post, "/v1/runs/{run}/export", self._export),
             (post, "/v1/runs/{run}/verify", self._verify),
+            (get, "/v1/runs/{run}/target", self._targets),
+            (post, "/v1/runs/{run}/target", self._move_target),
             (post, "/v1/collect", self._collect),
             (get, "/v1/runs/{run}/fleet", self._fleet_view),
             (get, "/v1/objects/{digest}", self._object),
@@ -215,6 +220,22 @@ class LocalServer:
             parse_version(body.version)
         return _json(await self._operations.verify(run, body))
 
+    async def _targets(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        return _json(self._operations.targets(_run(request)))
+
+    async def _move_target(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        run, body = _run(request), await self._body(request, TargetRequest)
+        if body.version:
+            parse_version(body.version)
+        if body.fleet:
+            parse_daemon_name(body.fleet)
+        if len(body.why) > REASON_CHARACTERS:
+            raise UsageError("reason", expected=f"at most {REASON_CHARACTERS} characters", found=f"{len(body.why)}")
+        by = await asyncio.to_thread(caller_name, request.get_extra_info("socket"))
+        return _json(await self._operations.move_target(run, body, by))
+
     async def _collect(self, request: web.Request) -> web.StreamResponse:
         _query(request)
         return _json(await self._operations.collect(await self._body(request, CollectRequest)))
@@ -256,7 +277,7 @@ class LocalServer:
         enough = _number(query, "verified", _COUNT, "a whole number")
 
         def view() -> FleetView:
-            return self._fleet.view(run, self._held(run), self._clock(), version=version)
+            return self._fleet.view(run, self._held(run), self._clock(), version=version, target=self._target(run))
 
         def verified() -> FleetView | None:
             found = view()
@@ -325,6 +346,13 @@ class LocalServer:
             return list(self._operations.versions(run))
         except NotFoundError:
             return []
+
+    def _target(self, run: RunId) -> Target | None:
+        """Where this daemon's fleet is held; None too for a run that is not known (yet)."""
+        try:
+            return self._operations.targets(run).target
+        except NotFoundError:
+            return None
 
     async def _wait(self, answer: Callable[[], T | None], wait: float) -> T | None:
         def asked() -> tuple[T | None] | None:

@@ -38,6 +38,8 @@ class Metrics:
     latest_version_number: Gauge
     latest_version_created: Gauge
     replicas: Gauge
+    replicas_at_target: Gauge
+    target_held: Gauge
     relay_received_bytes: Counter
     relay_sent_bytes: Counter
     upstream_up: Gauge
@@ -91,6 +93,12 @@ class Metrics:
                 "run",
             ),
             replicas=gauge("replicas", "Replicas, here and in the regions below, by state.", "run", "state"),
+            replicas_at_target=gauge(
+                "replicas_at_target", "Replicas that were read back at the version that they should serve.", "run"
+            ),
+            target_held=gauge(
+                "target_held", "Whether this daemon's fleet is held at a version (1) or follows the newest (0).", "run"
+            ),
             relay_received_bytes=counter("relay_received_bytes", "Bytes received from an upstream.", "upstream"),
             relay_sent_bytes=counter("relay_sent_bytes", "Bytes sent to daemons that pull from here."),
             upstream_up=gauge("upstream_up", "Whether the upstream answered last (1) or failed (0).", "upstream"),
@@ -149,6 +157,11 @@ class Metrics:
         tally = Tally(states)
         for state in ReplicaState:
             self.replicas.labels(run, state.value).set(tally[state])
+
+    def target(self, run: str, *, held: bool, verified: int) -> None:
+        """Whether the fleet is held, and how many replicas, here and below, serve what they should."""
+        self.target_held.labels(run).set(held)
+        self.replicas_at_target.labels(run).set(verified)
 
     def upstream(self, url: str, *, up: bool) -> None:
         """An upstream answered, or failed to."""

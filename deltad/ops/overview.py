@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import msgspec
 
 from deltad.client.messages import (
-    PROVEN,
     RegionReport,
     RegionView,
     ReplicaReport,
     ReplicaState,
     ScrubView,
     StatusView,
+    Target,
     UpstreamView,
 )
 from deltad.figures import duration, percent, percent_of, rate, short, size, stages, when
@@ -42,6 +42,7 @@ def status_blocks(view: StatusView) -> list[Block]:
     return [
         _daemon(view),
         _versions(view.region),
+        *_targets(regions),
         _regions(regions),
         _replicas(regions, published_roots(regions)),
         _upstreams(view.upstreams),
@@ -144,6 +145,37 @@ def _versions(region: RegionReport) -> Table:
     return Table("versions", heads, rows, empty="none yet")
 
 
+def _targets(regions: list[RegionView]) -> list[Block]:
+    """The fleets that are held; nothing at all while every one follows its newest version."""
+    rows: list[tuple[Cell | str, ...]] = [
+        (region.report.daemon, name, Cell(held_words(run.target, run.latest), Tone.WARN))
+        for region in regions
+        for name, run in sorted(region.report.runs.items())
+        if run.target
+    ]
+    return [Table("targets", columns("region", "run", "its fleet is"), rows)] if rows else []
+
+
+def held_words(target: Target, latest: str) -> str:
+    """Where a fleet is held, by whom, where that was said, since when and why, and what it would follow."""
+    why = f": {target.why}" if target.why else ""
+    return (
+        f"held at {target.version} by {target.by} at {target.daemon} since {when(target.when)}{why}; "
+        + (f"latest is {latest}" if latest else "no version yet")
+        + ("" if target.here else f"; target {target.version} is not held here, so each replica stays where it is")
+    )
+
+
+def follows_words(latest: str) -> str:
+    """What a fleet does that is not held."""
+    return f"follows the newest version, {latest}" if latest else "no versions yet"
+
+
+def whose_fleet(target: Target) -> str:
+    """The fleets that a statement is about, for the start of a sentence about them."""
+    return f"the fleet of {target.fleet} is" if target.fleet else "all fleets are"
+
+
 def _regions(regions: list[RegionView]) -> Table:
     rows: list[tuple[Cell | str, ...]] = []
     for place, region in enumerate(regions):
@@ -153,15 +185,10 @@ def _regions(regions: list[RegionView]) -> Table:
         if not report.runs:
             rows.append((report.daemon, "–", "–", "–", "–", pulls, heard))
         for name, run in sorted(report.runs.items()):
-            proven = sum(_is_at_newest(replica) for replica in run.replicas)
+            proven = sum(map(run.is_at_target, run.replicas))
             verified = f"{proven} of {len(run.replicas)}" if run.replicas else "–"
             rows.append((report.daemon, name, run.latest or "–", run.activity or "idle", verified, pulls, heard))
     return Table("regions", columns("region", "run", "latest", "doing", ">verified", ">pulls at", ">heard"), rows)
-
-
-def _is_at_newest(replica: ReplicaReport) -> bool:
-    """Whether a replica was read back at the newest version that is known where the status is asked for."""
-    return replica.state in PROVEN and bool(replica.root) and not replica.staleness
 
 
 def _age(region: RegionView) -> Cell:

@@ -25,8 +25,9 @@ from deltad.client.messages import RegionReport
 from deltad.errors import DeltadError, DeniedError, LimitError, NotFoundError, PeerError, UnavailableError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.protocol.pull_plan import Wanted
+from deltad.protocol.target import Statement, check_notice
 from deltad.relay.goodput import Goodput
-from deltad.relay.wire import PREFIX, SEAL, Hello, RunNames, VersionNames, dotted, parse_dotted, seal
+from deltad.relay.wire import PREFIX, SEAL, Hello, RunNames, TargetNotice, VersionNames, dotted, parse_dotted, seal
 from deltad.types import RunId, Version, parse_run
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -96,6 +97,20 @@ class RelayClient:
                 return None
             return await self._sealed_body(response, self._limits.record_bytes)
 
+    async def target(self, run: RunId, *, after: int, wait: float) -> tuple[Statement, ...]:
+        """What the peer was told of the run's target above number `after`, within `wait` seconds; checked."""
+        path, query = f"/runs/{run}/target", {"after": str(after), "wait": f"{wait:.3f}"}
+        async with self._request("GET", path, query=query, patience=wait) as response:
+            if response.status == HTTPStatus.NO_CONTENT:
+                return ()
+            data = await self._sealed_body(response, self._limits.json_body_bytes)
+        notice = self._decode(TargetNotice, path, data)
+        try:
+            check_notice(notice.statements, after)
+        except DeltadError as error:
+            raise PeerError(f"{self.url}: target of {run}", found=str(error)) from None
+        return notice.statements
+
     async def record(self, run: RunId, version: Version, *, count: Count) -> bytes:
         async with self._request("GET", f"/runs/{run}/records/{dotted(version)}") as response:
             return await self._sealed_body(response, self._limits.record_bytes, count)
@@ -139,6 +154,9 @@ class RelayClient:
     async def _ask(self, kind: type[S], path: str, query: dict[str, str] | None = None) -> S:
         async with self._request("GET", path, query=query) as response:
             data = await self._sealed_body(response, self._limits.json_body_bytes)
+        return self._decode(kind, path, data)
+
+    def _decode(self, kind: type[S], path: str, data: bytes) -> S:
         try:
             return msgspec.json.decode(data, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -25,6 +25,7 @@ from deltad.protocol.pull_plan import Wanted, check_arrival
 from deltad.relay.client import RelayClient
 from deltad.relay.link import Link
 from deltad.relay.run_pull import PullStats, RunPull
+from deltad.relay.target_pull import TargetPull
 from deltad.store.announce import Announcements
 from deltad.store.store import Store
 from deltad.types import RunId, Version
@@ -112,6 +113,7 @@ class Puller:
             connect_seconds=self._policy.connect,
         )
         self._pulls: dict[RunId, RunPull] = {}
+        self._targets: dict[RunId, TargetPull] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._begun = asyncio.Event()
         self._roused = asyncio.Event()
@@ -131,6 +133,7 @@ class Puller:
             self._tasks = None
             self._begun.clear()
             self._pulls.clear()
+            self._targets.clear()
             self.link.up = False
 
     def follows(self, run: RunId) -> bool:
@@ -190,7 +193,11 @@ class Puller:
     def view(self) -> UpstreamView:
         """The link as `deltad status` shows it."""
         now = _now()
-        problem = next((pull.pull.problem for pull in self._pulls.values() if pull.pull.problem), None)
+        problems = (
+            *(pull.pull.problem for pull in self._pulls.values()),
+            *(target.problem for target in self._targets.values()),
+        )
+        problem = next((problem for problem in problems if problem), None)
         error = self.link.error or problem
         return UpstreamView(
             url=self.url,
@@ -301,9 +308,19 @@ class Puller:
                 rng=self._rng,
             )
             self._pulls[run] = pull
+            target = self._targets[run] = TargetPull(
+                self._store.run(run),
+                self._client,
+                self,
+                on_moved=self._announcements.announce,
+                policy=self._pull_policy,
+                poll_seconds=min(self._policy.poll, self._limits.long_poll_seconds),
+                rng=self._rng,
+            )
             pull.pull.peer_down(self.link.rests_until)
             self._tasks.create_task(self._for_ever(pull.follow))
             self._tasks.create_task(self._for_ever(pull.drive))
+            self._tasks.create_task(self._for_ever(target.follow))
         return pull
 
     def _count(self, count: int) -> None:

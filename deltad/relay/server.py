@@ -36,11 +36,13 @@ from deltad.relay.wire import (
     SEAL,
     Hello,
     RunNames,
+    TargetNotice,
     VersionNames,
     dotted,
     parse_dotted,
     parse_range,
     parse_seconds,
+    parse_sequence,
     seal,
 )
 from deltad.store.announce import Announcements
@@ -97,6 +99,7 @@ class RelayServer:
             ("/hello", self._get_hello),
             ("/runs", self._get_runs),
             ("/runs/{run}/latest", self._get_latest),
+            ("/runs/{run}/target", self._get_target),
             ("/runs/{run}/records", self._get_versions),
             ("/runs/{run}/records/{version}", self._get_record),
             ("/objects/{digest}", self._get_object),
@@ -169,6 +172,22 @@ class RelayServer:
         if found:
             return _bytes(found)
         self._run(run)
+        return web.Response(status=HTTPStatus.NO_CONTENT)
+
+    async def _get_target(self, request: web.Request) -> web.StreamResponse:
+        run = parse_run(request.match_info["run"])
+        after = parse_sequence(request.query.get("after", "0"))
+        wait = min(parse_seconds(request.query.get("wait", "0")), self._limits.long_poll_seconds)
+
+        def newer() -> TargetNotice | None:
+            said = self._store.run(run).targets().after(after) if run in self._store.held_runs() else ()
+            return TargetNotice(said) if said or self._draining else None
+
+        found = await self._announcements.wait_until(newer, wait)
+        if found is not None and found.statements:
+            return _json(found)
+        if run not in self._store.held_runs():
+            raise NotFoundError(f"run {run}", found="it is not known here")
         return web.Response(status=HTTPStatus.NO_CONTENT)
 
     async def _get_versions(self, request: web.Request) -> web.StreamResponse:

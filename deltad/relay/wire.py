@@ -14,6 +14,7 @@ import msgspec
 
 from deltad.delta.encoding import sha256
 from deltad.errors import UsageError
+from deltad.protocol.target import MOST_SEQUENCE, Statement
 from deltad.types import Version
 
 PREFIX = "/v1/relay"
@@ -22,6 +23,7 @@ LISTED_VERSIONS = 10_000
 
 _DOTTED = re.compile(r"([0-9]{1,9})\.([0-9]{1,15})", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,6})?", re.ASCII)
+_SEQUENCE = re.compile(r"[0-9]{1,16}", re.ASCII)
 _RANGE = re.compile(r"bytes=([0-9]{1,18})-", re.ASCII)
 
 
@@ -46,6 +48,15 @@ class VersionNames(msgspec.Struct, frozen=True):
     versions: tuple[str, ...]
 
 
+class TargetNotice(msgspec.Struct, frozen=True):
+    """What stands about the target of a run and was not known yet: at most one statement a fleet, ascending.
+
+    Versions in it are `[epoch, number]`.
+    """
+
+    statements: tuple[Statement, ...]
+
+
 def dotted(version: Version) -> str:
     """`E.N`: epoch and number."""
     return f"{version.epoch}.{version.number}"
@@ -64,6 +75,13 @@ def parse_seconds(text: str) -> float:
     if not _SECONDS.fullmatch(text):
         raise UsageError(f"wait {text[:80]!r}", expected="seconds, like 30 or 0.5")
     return float(text)
+
+
+def parse_sequence(text: str) -> int:
+    """The number of a statement, or 0 for before the first one. Raises UsageError."""
+    if not _SEQUENCE.fullmatch(text) or int(text) > MOST_SEQUENCE:
+        raise UsageError(f"after {text[:80]!r}", expected=f"a whole number from 0 to {MOST_SEQUENCE}")
+    return int(text)
 
 
 def parse_range(text: str) -> int | None:

@@ -36,6 +36,7 @@ class Candidate:
     bytes: int = 0
     pinned: str = ""
     leased: str = ""
+    target: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,9 @@ def judge(
 
 
 def _judge(candidate: Candidate, retention: Retention, newer: int, total: int) -> Verdict:
-    if newer == 0 or candidate.pinned:
-        return Verdict(True, f"pinned by {candidate.pinned}" if newer else "the newest version")
+    if newer == 0 or candidate.pinned or candidate.target:
+        why = candidate.target or f"pinned by {candidate.pinned}"
+        return Verdict(True, why if newer else "the newest version")
     if retention.versions is not None and newer >= retention.versions:
         return Verdict(False, f"{newer} versions are newer, and {retention.versions} are kept")
     if retention.seconds is not None and candidate.age > retention.seconds:

@@ -15,6 +15,9 @@ Order in `sift`, which lets versions go: `dropping`, which names them all, is du
 removed, and that is durable; `dropping` is removed. From the first step on they are gone: a start that finds
 `dropping` finishes. Derived edges from or to them follow, or are removed by the next start. Their objects are
 removed after that, by the caller.
+
+`target` is replaced atomically, alone, and under the same lock as `sift`: a version that a fleet is held at here
+is not let go, and one that was let go is not held at.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from deltad.errors import DeltadError, FormatError, IntegrityError, NotFoundErro
 from deltad.limits import Limits
 from deltad.protocol.publish import check_same, check_successor, is_gap
 from deltad.protocol.pull_plan import check_manifest, check_tables
+from deltad.protocol.target import Targets
 from deltad.store.derived import DerivedEdge, DerivedEdges, derived_edge, edge_bytes
 from deltad.store.disk import FileSystem, make_directory, read_file, store_error, write_durably
 from deltad.store.graph import Edge
@@ -43,6 +47,7 @@ from deltad.store.path import Path as EdgePath
 from deltad.store.pins import Pin, Pins
 from deltad.store.retention import Candidate
 from deltad.store.run_graph import RunGraph
+from deltad.store.targets import TargetFile
 from deltad.types import Digest, RunId, Version, VersionId
 
 _RECORD_NAME = re.compile(r"e([0-9]{6,})-v([0-9]{6,})\.record", re.ASCII)
@@ -80,6 +85,7 @@ class RunStore:
         self._clock = clock
         self._pins = Pins(directory / "pins", scratch, files)
         self._derived = DerivedEdges(directory / "edges", scratch, files)
+        self._targets = TargetFile(directory / "target", scratch, files)
         self._writer = threading.Lock()
         """Held for a whole commit."""
         self._lock = threading.RLock()
@@ -169,6 +175,15 @@ class RunStore:
         """What is pinned now. Waits for nobody."""
         return self._pins.all()
 
+    def targets(self) -> Targets:
+        """What was said about the target; it never waits for the disk."""
+        return self._targets.now
+
+    def move_target(self, move: Callable[[Targets], Targets]) -> bool:
+        """Say something about the target; see `TargetFile.change`. No version is let go meanwhile."""
+        with self._writer:
+            return self._targets.change(move)
+
     def lease(self, holder: str, version: Version, seconds: float = LEASE_SECONDS) -> None:
         """`holder` reads this version, and will want the newer ones. Replaces its earlier lease of any run.
 
@@ -190,12 +205,14 @@ class RunStore:
 
     def _candidates(self) -> list[Candidate]:
         now, leases, pins = self._clock(), self._leases.of(self.run), self._pins.all()
+        targets = self._targets.now.named()
         return [
             Candidate(
                 record,
                 age=now - self._since[version],
                 pinned=str(pins.get(version, "")),
                 leased=leases.get(version, ""),
+                target=str(targets.get(version, "")),
             )
             for version, record in sorted(self._records.items())
         ]
@@ -211,6 +228,8 @@ class RunStore:
                 chosen = {version: self._records[version] for version in choose(self._candidates())}
                 if self._latest in chosen:
                     raise ValueError(f"{self._latest} is the newest version")
+                if held := chosen.keys() & self._targets.now.named().keys():
+                    raise ValueError(f"a fleet is held at {min(held)}")
                 for version in chosen:
                     del self._records[version], self._since[version]
                 self._graph.forget()
@@ -445,6 +464,7 @@ class RunStore:
 
     def _load(self) -> None:
         directory = self.directory / "records"
+        self._targets.load()
         try:
             if self._files.entry(directory) is None:
                 self._check_pointer()  # which needs a record: without one nothing may have been committed

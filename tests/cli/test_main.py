@@ -18,7 +18,8 @@ from deltad.cli.main import deltad as group
 from deltad.errors import DeltadError
 from tests.cli.terminal import Deltad, Ended, start
 
-COMMANDS = ["serve", "publish", "pull", "status", "log", "diff", "inspect", "verify", "export", "config", "demo"]
+COMMANDS = ["serve", "publish", "pull", "status", "log", "hold", "release", "rollback", "diff"]
+COMMANDS += ["inspect", "verify", "export", "config", "demo"]
 
 
 def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -93,6 +94,10 @@ def test_a_group_alone_prints_its_help_and_fails_as_misuse(arguments: tuple[str,
         (("status", "--every", "soon"), ["duration 'soon'", "expected a form like 500ms, 60s, 5m or 1h"]),
         (("log", "Not A Run"), ["run id 'Not A Run'", "expected 1 to 64"]),
         (("export", "policy/vX", "out"), ["version 'vX'", "expected a form like v000123"]),
+        (("hold", "policy@x"), ["version 'x'", "expected a form like v000123"]),
+        (("rollback", "policy/"), ["version ''", "expected a form like v000123"]),
+        (("hold", "policy", "--fleet", "../b"), ["name '../b'", "expected 1 to 64"]),
+        (("release", "policy@3"), ["run id 'policy@3'", "expected 1 to 64"]),
         (("status", "--every", "99ms"), ["--every 99ms", "expected at least 100ms"]),
         (("status", "--every", "0s"), ["--every 0s", "expected at least 100ms"]),
         (("verify", ".", "--version", "vX"), ["version 'vX'", "expected a form like v000123"]),

@@ -95,8 +95,9 @@ def test_a_version_is_published_listed_taken_apart_verified_and_exported(host: H
     assert abs(expected["delta_bytes"] - published["delta_bytes"]) < 64
 
     lines = host.deltad("log").out.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == ["v000002", "v000001"]
-    assert "identity warm" in lines[2]
+    rows = [at for at, line in enumerate(lines) if line[0] in "*●"]
+    assert [lines[at].split()[1] for at in rows] == ["v000002", "v000001"]
+    assert "identity warm" in " ".join(lines[rows[0] : rows[1]])
     assert "delta on v000001" in host.deltad("inspect", "latest").out
     assert "v000002 (latest)" in host.deltad("status").out
 

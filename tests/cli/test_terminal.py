@@ -51,6 +51,17 @@ class Screen:
         return text
 
 
+async def test_the_log_is_drawn_with_boxes_where_the_terminal_has_them_and_in_ascii_elsewhere(
+    host: Host, lineage: Lineage
+) -> None:
+    for encoding, node in (("utf-8", "●"), ("ascii", "*")):
+        environment = {"PYTHONIOENCODING": encoding, "COLUMNS": "60"}
+        shown = await asyncio.to_thread(lambda env=environment: Screen("log", "--socket", host.socket, **env).rest())
+        assert _COLOUR.search(shown)
+        lines = _COLOUR.sub("", shown).splitlines()
+        assert [line.split()[1] for line in lines if line.startswith(node)] == ["v000003", "v000002", "v000001"]
+
+
 async def test_a_terminal_shows_colours_and_an_environment_can_turn_them_off(host: Host, lineage: Lineage) -> None:
     coloured = await asyncio.to_thread(lambda: Screen("status", "--socket", host.socket).rest())
     assert _COLOUR.search(coloured)

@@ -183,11 +183,12 @@ def test_an_upstream_that_stays_away_is_named() -> None:
 # Log and status.
 
 
-async def test_log_lists_versions_newest_first_as_table_and_as_json(host: Host, lineage: Lineage) -> None:
+async def test_log_draws_versions_newest_first_and_lists_them_as_json(host: Host, lineage: Lineage) -> None:
     lines = (await host.deltad("log")).out.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == ["v000003", "v000002", "v000001"]
+    assert [line.split()[1] for line in lines if line[0] in "*●"] == ["v000003", "v000002", "v000001"]
     reply = (await host.deltad("log", "--json", "-n", 2)).reply
     assert [info["version"] for info in reply["versions"]] == ["v000003", "v000002"]
+    assert reply["targets"] == {"run": "policy", "target": None, "standing": [], "moves": []}
 
 
 async def test_status_shows_the_daemon_and_its_runs_as_table_and_as_json(host: Host, lineage: Lineage) -> None:

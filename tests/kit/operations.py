@@ -28,6 +28,10 @@ from deltad.client.messages import (
     RegionReport,
     StatusView,
     Step,
+    Target,
+    TargetReply,
+    TargetRequest,
+    TargetsReply,
     VerifyReply,
     VerifyRequest,
     VersionInfo,
@@ -86,6 +90,11 @@ class MemoryOperations:
         self.refusal: Exception | None = None
         self.dropped: list[str] = []
         self.collected: list[CollectRequest] = []
+        self.moved: list[tuple[TargetRequest, str]] = []
+        """What was asked of the target, and by whom."""
+        self.standing: TargetsReply | None = None
+        """What is told of the target; by default that nothing was ever said."""
+        self.move_reply: TargetReply | None = None
 
     def add(self, *numbers: int, run: RunId = RUN) -> None:
         """Versions become durable."""
@@ -142,6 +151,18 @@ class MemoryOperations:
         )
         objects = (Explanation("object " + "0" * 64, 7, False, "led nowhere"),)
         return CollectReply(versions, objects, kept_objects=3, dropped_objects=1, dropped_bytes=7)
+
+    async def move_target(self, run: RunId, request: TargetRequest, by: str) -> TargetReply:
+        self._maybe_refuse()
+        self.moved.append((request, by))
+        versions = self.versions(run)
+        latest = versions[-1].version if versions else ""
+        target = Target(request.version or latest, request.fleet, by, request.why, 1_700_000_000.0, "a", 1)
+        return self.move_reply or TargetReply(run, target, latest, changed=True)
+
+    def targets(self, run: RunId) -> TargetsReply:
+        self.versions(run)
+        return self.standing or TargetsReply(run)
 
     def versions(self, run: RunId) -> list[VersionInfo]:
         if run not in self.held:

@@ -21,7 +21,9 @@ SEGMENTS = st.one_of(
     st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="?#"), max_size=8),
 )
 PATHS = st.one_of(
-    st.builds("/v1/runs/{}/{}".format, SEGMENTS, st.sampled_from(["versions", "latest", "fleet", "publish", "pull"])),
+    st.builds(
+        "/v1/runs/{}/{}".format, SEGMENTS, st.sampled_from(["versions", "latest", "fleet", "publish", "pull", "target"])
+    ),
     st.builds("/v1/runs/{}/{}/{}".format, SEGMENTS, st.sampled_from(["versions", "records"]), SEGMENTS),
     st.builds("/v1/runs/{}/versions/{}/pin".format, SEGMENTS, SEGMENTS),
     st.builds("/v1/objects/{}".format, SEGMENTS),
@@ -56,6 +58,8 @@ BODIES = st.one_of(
             "root": st.sampled_from(["", "0" * 64, "zz"]),
             "wait": st.sampled_from([-1, 0, 1e300, "1"]),
             "error": st.text(max_size=8),
+            "act": st.sampled_from(["hold", "release", "rollback", "drop", 1]),
+            "fleet": st.sampled_from(["", "b", "../b"]),
             "why": st.text(max_size=300),
         },
     ).map(lambda value: json.dumps(value).encode()),

@@ -72,6 +72,13 @@ def test_every_state_of_the_fleet_is_shown_and_falls_back_to_zero(metrics: Metri
     assert [value(metrics, "replicas", run=RUN, state=state.value) for state in ReplicaState] == [0] * len(ReplicaState)
 
 
+def test_a_held_fleet_and_the_replicas_that_are_where_they_should_be_are_told(metrics: Metrics) -> None:
+    metrics.target(RUN, held=True, verified=3)
+    assert (value(metrics, "target_held", run=RUN), value(metrics, "replicas_at_target", run=RUN)) == (1, 3)
+    metrics.target(RUN, held=False, verified=0)
+    assert (value(metrics, "target_held", run=RUN), value(metrics, "replicas_at_target", run=RUN)) == (0, 0)
+
+
 def test_failures_are_counted_by_kind(metrics: Metrics) -> None:
     metrics.pull_failed("http://u:1", PeerError("u"))
     metrics.checkpoint_refused(RUN, CheckpointError("/checkpoints/step_1"))

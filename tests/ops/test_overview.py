@@ -5,7 +5,18 @@ from __future__ import annotations
 import msgspec
 
 from deltad.cli.output import plain
-from deltad.client.messages import DamageView, ReplicaState, ScrubView, Seconds, StatusView, UpstreamView
+from deltad.client.messages import (
+    DamageView,
+    RegionReport,
+    RegionView,
+    ReplicaState,
+    RunReport,
+    ScrubView,
+    Seconds,
+    StatusView,
+    Target,
+    UpstreamView,
+)
 from deltad.ops.overview import status_blocks, without_clocks
 from tests.cli.views import region, replica, status, version
 
@@ -162,3 +173,28 @@ def test_a_scrub_that_goes_on_is_no_change_by_itself() -> None:
     other = status(scrub=ScrubView(read_bytes=9, covered=2.0, activity="gives way to other work"))
     assert without_clocks(one) == without_clocks(other)
     assert without_clocks(one) != without_clocks(status(scrub=ScrubView(damaged=1)))
+
+
+def test_a_fleet_that_is_held_says_where_by_whom_since_when_why_and_what_is_newest() -> None:
+    assert "targets" not in shown(status(V1, V2))
+    target = Target("v000001", "", "root (uid 0)", "reward fell", 1_700_000_000.0, "border-a", 1)
+    runs = {"policy": RunReport("v000002", replicas=(replica("r1", ReplicaState.VERIFIED, V1),), target=target)}
+    held = RegionView(RegionReport("border-b", "boot-2", 1, runs), 0.0, True)
+    text = shown(status(V1, V2, regions=(held,)))
+    line = line_with(text, "held at")
+    assert line.split()[:2] == ["border-b", "policy"]
+    assert "held at v000001 by root (uid 0) at border-a since 2023-11-14" in line
+    assert line.endswith(": reward fell; latest is v000002")
+    assert "1 of 1" in line_with(text, "border-b  policy  v000002"), "it is where it should be"
+    lacking = msgspec.structs.replace(target, here=False)
+    runs = {"policy": msgspec.structs.replace(runs["policy"], target=lacking)}
+    text = shown(status(V1, V2, regions=(RegionView(RegionReport("border-b", "boot-2", 1, runs), 0.0, True),)))
+    assert "target v000001 is not held here, so each replica stays where it is" in text
+
+
+def test_moving_a_target_is_a_change_that_is_shown() -> None:
+    before = status(V1, V2)
+    held = Target("v000001", "", "root", "", 1.0, "a", 1)
+    runs = {"policy": msgspec.structs.replace(before.region.runs["policy"], target=held)}
+    after = msgspec.structs.replace(before, region=msgspec.structs.replace(before.region, runs=runs))
+    assert without_clocks(before) != without_clocks(after)

@@ -260,6 +260,12 @@ def _reports(view: FleetView) -> Iterator[ReplicaReport]:
 
 def _describe(view: FleetView) -> str:
     said = [f"{r.replica}: {r.state} {r.version} {r.error}".strip() for r in _reports(view)]
+    said += [
+        f"the fleet of {region.report.daemon} is held at {run.target.version} by {run.target.by}"
+        for region in view.regions
+        for run in region.report.runs.values()
+        if run.target
+    ]
     return "; ".join(said) or "no replica that is known here"
 
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 import structlog
 
 from deltad.errors import ConfigError, DeltadError, DeniedError, NotFoundError, StoreError, UnavailableError
-from deltad.protocol.backoff import Backoff, PullPolicy
+from deltad.protocol.backoff import Backoff
+from deltad.protocol.pull import PullPolicy
 from deltad.relay.client import RelayClient
 from deltad.relay.run_pull import Peer
 from deltad.store.runs import RunStore

@@ -18,6 +18,9 @@ class Fold:
     parts: tuple[Edge, ...]
     reason: str
 
+    def __str__(self) -> str:
+        return f"fold {self.base.version} → {self.target.version}"
+
 
 @dataclass(frozen=True, slots=True)
 class Encode:
@@ -27,6 +30,9 @@ class Encode:
     target: VersionId
     reason: str
 
+    def __str__(self) -> str:
+        return f"encode {self.base.version} → {self.target.version}"
+
 
 @dataclass(frozen=True, slots=True)
 class CutAnchor:
@@ -35,6 +41,9 @@ class CutAnchor:
     version: VersionId
     reason: str
 
+    def __str__(self) -> str:
+        return f"cut an anchor of {self.version.version}"
+
 
 @dataclass(frozen=True, slots=True)
 class Drop:
@@ -42,6 +51,10 @@ class Drop:
 
     edge: Edge
     reason: str
+
+    def __str__(self) -> str:
+        base = "" if self.edge.base is None else f"{self.edge.base.version} → "
+        return f"drop the {self.edge.kind} {base}{self.edge.target.version}"
 
 
 Action: TypeAlias = Fold | Encode | CutAnchor | Drop

@@ -9,7 +9,7 @@ is planned beyond the budget, and that every action says why.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -20,7 +20,7 @@ from deltad.figures import count, size
 from deltad.store.graph.actions import Action, Budget, CutAnchor, Drop, Encode, Fold, Plan, Put, Reader
 from deltad.store.graph.edge import Edge, Path
 from deltad.store.graph.versions import VersionGraph
-from deltad.types import VersionId
+from deltad.types import Digest, VersionId
 
 MOST_HOPS = 8
 """Edges that a reader's way may have before it gets a skip delta of its own."""
@@ -94,8 +94,8 @@ class _Wish:
         return None if isinstance(self.action, CutAnchor) else self.action.base
 
     @property
-    def parts(self) -> tuple[Edge, ...]:
-        return self.action.parts if isinstance(self.action, Fold) else ()
+    def parts(self) -> list[Digest]:
+        return [part.manifest for part in self.action.parts] if isinstance(self.action, Fold) else []
 
     @property
     def rank(self) -> tuple[bool, float]:
@@ -110,7 +110,7 @@ class _Needs:
         self._graph = graph
         self._budget = budget
         self._wishes: dict[tuple[VersionId | None, VersionId], _Wish] = {}
-        self.used: set[Edge] = set()
+        self.used: set[Digest] = set()
 
     def wishes(self) -> list[_Wish]:
         """All of them, the best first."""
@@ -180,7 +180,7 @@ class _Needs:
             self._shorten(path, target, f"{span} versions on the ladder", urgent=False, readers=1)
 
     def _use(self, path: Path) -> None:
-        self.used |= {hop.edge for hop in path.hops}
+        self.used |= {hop.edge.manifest for hop in path.hops}
 
     def _shorten(self, path: Path, target: VersionId, why: str, *, urgent: bool, readers: int) -> None:
         """Wish for one edge that does what a path does: folded where all of it folds, else encoded anew."""
@@ -223,13 +223,14 @@ def _within(graph: VersionGraph, line: Line, needs: _Needs, budget: Budget) -> P
     wishes = needs.wishes()
     derived = [edge for edge in graph.edges() if edge.derived]
     kept = needs.used.union(*(wish.parts for wish in wishes))
+    sequences = {version: sequence for sequence, version in line}
     drops = [
         Drop(edge, "nobody is on the way over it any more, and it is not on the ladder")
         for edge in derived
-        if edge not in kept and edge.kind is not EdgeKind.ANCHOR and not _is_rung(edge, line)
+        if edge.manifest not in kept and edge.kind is not EdgeKind.ANCHOR and not _is_rung(edge, line, sequences)
     ]
     actions: list[Action] = list(drops)
-    room = _Room(graph, budget.disk, [drop.edge for drop in drops], derived, needs.used)
+    room = _Room(graph, budget.disk, {drop.edge.manifest for drop in drops}, derived, needs.used)
     actions += room.make(0, None) or ()
     work, put_off = 0, []
     for wish in wishes:
@@ -252,14 +253,14 @@ class _Room:
     """
 
     def __init__(
-        self, graph: VersionGraph, disk: int | None, gone: Sequence[Edge], derived: Sequence[Edge], used: set[Edge]
+        self, graph: VersionGraph, disk: int | None, gone: set[Digest], derived: Sequence[Edge], used: set[Digest]
     ) -> None:
         self._graph = graph
         self._disk = disk
-        self.dropped = set(gone)
-        left = [edge for edge in derived if edge not in self.dropped]
+        self.dropped = gone
+        left = [edge for edge in derived if edge.manifest not in gone]
         self._taken = sum(edge.bytes for edge in left)
-        spare = [edge for edge in left if edge not in used]
+        spare = [edge for edge in left if edge.manifest not in used] if disk is not None else []
         self._spare = sorted(spare, key=lambda edge: (edge.base is None, edge.base or edge.target))
 
     def left(self) -> str:
@@ -281,25 +282,30 @@ class _Room:
             drops.append(Drop(edge, f"{size(disk)} are for derived edges, and it is needed least"))
         if over > 0 and room:
             return None
-        self.dropped |= {drop.edge for drop in drops}
-        self._spare = [edge for edge in self._spare if edge not in self.dropped]
+        if drops:
+            self.dropped |= {drop.edge.manifest for drop in drops}
+            self._spare = [edge for edge in self._spare if edge.manifest not in self.dropped]
         self._taken += room - sum(drop.edge.bytes for drop in drops)
         return drops
 
     def _stands_in(self, anchor: Edge, drops: Sequence[Drop]) -> bool:
         """Whether what an anchor leads to can be reached without it, and without all that goes as well."""
-        gone = [anchor, *self.dropped, *(drop.edge for drop in drops)]
+        gone = [anchor.manifest, *self.dropped, *(drop.edge.manifest for drop in drops)]
         try:
-            self._graph.path(anchor.target, left={edge.manifest: None for edge in gone})
+            self._graph.path(anchor.target, left=dict.fromkeys(gone))
         except NotFoundError:
             return False
         return True
 
 
-def _is_rung(edge: Edge, line: Line) -> bool:
-    base, target = _sequence(line, edge.base), _sequence(line, edge.target)
-    if base is None or target is None or base >= target:
+def _is_rung(edge: Edge, line: Line, sequences: Mapping[VersionId, int]) -> bool:
+    base, target = -1 if edge.base is None else sequences.get(edge.base, -1), sequences.get(edge.target, -1)
+    if not 0 <= base < target:
         return False
+    span = target - base
+    if span & (span - 1) == 0 and target % span == 0:
+        return True
+    # Where sequences are not on the line, a rung ends at the last version before a multiple.
     span = 2
     while span <= line[-1][0]:
         end = -(-target // span) * span
@@ -307,13 +313,6 @@ def _is_rung(edge: Edge, line: Line) -> bool:
             return True
         span *= 2
     return False
-
-
-def _sequence(line: Line, version: VersionId | None) -> int | None:
-    if version is None:
-        return None
-    at = bisect_left(line, version, key=itemgetter(1))
-    return line[at][0] if at < len(line) and line[at][1] == version else None
 
 
 def _at(line: Line, sequence: int) -> VersionId:

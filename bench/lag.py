@@ -43,9 +43,11 @@ SPECS = (
 )
 
 
-def measure(coder: Backend, *, quick: bool) -> Iterator[Measurement]:
-    """A hundred steps, and a reader that comes back at the end. Raises ValueError where it gets other bits."""
-    part = 44 if quick else 11
+def measure(coder: Backend, *, part: int) -> Iterator[Measurement]:
+    """A hundred steps of a `part`-th of a layer, and a reader that comes back at the end.
+
+    Raises ValueError where it would get other bits.
+    """
     layout = Layout(FORMAT, tuple(TensorSpec(extent.name, "BF16", extent.shape) for extent in tensors(part=part)))
     run = _Run(part, layout, coder)
     before, first = None, None

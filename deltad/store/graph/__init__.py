@@ -3,7 +3,7 @@
 Pure: no files, clock, sockets or asyncio.
 """
 
-from deltad.store.graph.actions import Action, Budget, CutAnchor, Drop, Encode, Fold, Plan, Put, Reader
+from deltad.store.graph.actions import Action, Budget, CutAnchor, Drop, Encode, Fold, Plan, PutOff, Reader
 from deltad.store.graph.edge import Edge, Hop, Path
 from deltad.store.graph.policy import line_to, plan
 from deltad.store.graph.versions import VersionGraph
@@ -19,7 +19,7 @@ __all__ = [
     "Hop",
     "Path",
     "Plan",
-    "Put",
+    "PutOff",
     "Reader",
     "VersionGraph",
     "line_to",

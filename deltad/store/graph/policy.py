@@ -17,7 +17,7 @@ from operator import itemgetter
 from deltad.delta.manifest import EdgeKind
 from deltad.errors import NotFoundError
 from deltad.figures import count, size
-from deltad.store.graph.actions import Action, Budget, CutAnchor, Drop, Encode, Fold, Plan, Put, Reader
+from deltad.store.graph.actions import Action, Budget, CutAnchor, Drop, Encode, Fold, Plan, PutOff, Reader
 from deltad.store.graph.edge import Edge, Path
 from deltad.store.graph.versions import VersionGraph
 from deltad.types import Digest, VersionId
@@ -235,11 +235,11 @@ def _within(graph: VersionGraph, line: Line, needs: _Needs, budget: Budget) -> P
     work, put_off = 0, []
     for wish in wishes:
         if work >= budget.work:
-            put_off.append(Put(wish.action, "all that may be read for now is spoken for"))
+            put_off.append(PutOff(wish.action, "all that may be read for now is spoken for"))
         elif room.dropped.intersection(wish.parts):
-            put_off.append(Put(wish.action, "a part of it has just made room for something better"))
+            put_off.append(PutOff(wish.action, "a part of it has just made room for something better"))
         elif (made := room.make(wish.room, None if wish.urgent else wish.base)) is None:
-            put_off.append(Put(wish.action, f"it may take {size(wish.room)}, and {room.left()} are left on disk"))
+            put_off.append(PutOff(wish.action, f"it may take {size(wish.room)}, and {room.left()} are left on disk"))
         else:
             actions += [*made, wish.action]
             work += wish.work

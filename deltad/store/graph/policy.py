@@ -45,10 +45,10 @@ Line = Sequence[tuple[int, VersionId]]
 
 
 def line_to(graph: VersionGraph, newest: VersionId, sequence: Mapping[VersionId, int]) -> list[tuple[int, VersionId]]:
-    """The versions of its run that recorded deltas lead over to the newest, ascending, with their sequences."""
+    """The versions of its run that deltas lead over to the newest, ascending, with their sequences."""
     found = [newest]
     while True:
-        bases = [edge.base for edge in graph.edges_to(found[-1]) if edge.base is not None and not edge.derived]
+        bases = [edge.base for edge in graph.edges_to(found[-1]) if edge.base is not None]
         bases = [base for base in bases if base in graph and base.run == newest.run and base < found[-1]]
         if not bases:
             return [(sequence[version], version) for version in reversed(found)]
@@ -307,9 +307,8 @@ def _is_rung(edge: Edge, line: Line, sequences: Mapping[VersionId, int]) -> bool
         return True
     # Where sequences are not on the line, a rung ends at the last version before a multiple.
     span = 2
-    while span <= line[-1][0]:
-        end = -(-target // span) * span
-        if end - span <= base and _at(line, end) == edge.target and _at(line, end - span) == edge.base:
+    while (end := -(-target // span) * span) <= line[-1][0]:
+        if end - span >= base and _at(line, end) == edge.target and _at(line, end - span) == edge.base:
             return True
         span *= 2
     return False

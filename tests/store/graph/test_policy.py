@@ -79,8 +79,8 @@ def test_a_rung_that_stands_is_not_folded_again() -> None:
 
 def test_a_rung_that_would_save_next_to_nothing_is_not_folded() -> None:
     assert (0, 2) in spans(decide([edge(None, version(0)), *chain(2)[1:]]).actions)
-    uneven = [edge(None, version(2)), edge(version(0), version(1), 1000), edge(version(1), version(2), 1)]
-    assert spans(decide(uneven).actions) == []
+    deltas = [edge(version(0), version(1), 1000), edge(version(1), version(2), 1)]
+    assert spans(decide([edge(None, version(0)), *deltas, edge(None, version(2))]).actions) == []
 
 
 def test_any_version_reaches_any_later_one_over_few_edges_by_the_ladder_alone() -> None:

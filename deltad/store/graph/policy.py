@@ -63,13 +63,14 @@ def estimate(parts: Sequence[int]) -> int:
 def plan(graph: VersionGraph, line: Line, readers: Sequence[Reader], budget: Budget) -> Plan:
     """What to do now. Takes time for each derived edge and each reader.
 
-    Anchors and deltas that a record lists are nobody's to drop here.
+    Readers on their way to a version that is not here are passed over. Anchors and deltas that a record lists are
+    nobody's to drop here.
     """
     needs = _Needs(graph, budget)
     newest = line[-1][1]
     joining = Counter({newest: 0})
     for reader in readers:
-        if not needs.lag(reader):
+        if reader.target in graph and not needs.lag(reader):
             joining[reader.target] += reader.count
     for target, newcomers in joining.items():
         needs.join(target, newcomers, bounded=target == newest)
@@ -146,7 +147,7 @@ class _Needs:
         try:
             path = self._graph.path(reader.target, {reader.held}, anchors=False, backwards=True)
         except NotFoundError:
-            if self._budget.state is None or reader.held not in self._graph or reader.target not in self._graph:
+            if self._budget.state is None or reader.held not in self._graph:
                 return False
             reason = f"no deltas lead {reader.name} from {reader.held.version} to {reader.target.version}"
             room = self._budget.anchor

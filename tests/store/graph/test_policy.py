@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import pytest
@@ -150,6 +151,11 @@ def test_a_newcomer_needs_one_anchor_and_one_skip_delta() -> None:
     assert spans(held_back.actions[:1]) == [(0, 3)]
 
 
+def test_a_reader_on_its_way_to_a_version_that_is_not_here_is_passed_over() -> None:
+    elsewhere = (Reader("oslo", None, version(40)), Reader("tokyo", version(0), version(40)))
+    assert decide(chain(9), *elsewhere) == decide(chain(9))
+
+
 def test_what_does_not_fold_is_encoded_anew_where_there_is_a_mirror() -> None:
     edges = chain(9, coder=Coder.CONTEXT)
     reader = Reader("tokyo", version(0), version(9))
@@ -259,29 +265,32 @@ def test_whoever_waits_comes_before_the_ladder() -> None:
     assert spans(planned.actions) == [(1, 16)]
 
 
-@pytest.fixture(scope="module")
-def weeks() -> Outcome:
-    return simulate(
-        Scenario(hours=400, state=5 * 10**9, anchor=3 * 10**9, keep=100, joining=0.05, rolling_back=0.01, seed=3)
-    )
+WEEKS = Scenario(hours=400, state=5 * 10**9, anchor=3 * 10**9, keep=100, joining=0.05, rolling_back=0.01, seed=3)
+YEARS = [Scenario(seed=1), Scenario(seed=2, disk=25 * 10**9, work=10**9, readers=12, leaving=0.1, away=100.0)]
+FULL = os.environ.get("DELTAD_TEST_FULL") == "1"
 
 
-def test_through_weeks_of_churn_the_budgets_hold(weeks: Outcome) -> None:
-    assert weeks.most_derived <= weeks.scenario.disk
-    assert weeks.work <= weeks.granted + weeks.scenario.state
+@pytest.fixture(scope="module", params=[WEEKS, *(YEARS if FULL else ())], ids=lambda scenario: f"{scenario.hours} h")
+def churned(request: pytest.FixtureRequest) -> Outcome:
+    return simulate(request.param)
 
 
-def test_through_weeks_of_churn_every_reader_always_reaches_its_target_over_few_edges(weeks: Outcome) -> None:
-    assert weeks.most_lag > 60
-    assert weeks.most_hops <= 8
+def test_whatever_readers_do_the_budgets_hold(churned: Outcome) -> None:
+    assert churned.most_derived <= churned.scenario.disk
+    assert churned.work <= churned.granted + churned.scenario.state
 
 
-def test_through_weeks_of_churn_joins_are_bounded_and_no_anchor_is_fetched_twice(weeks: Outcome) -> None:
-    assert weeks.joins > weeks.scenario.readers
-    assert weeks.most_join <= 1.6 * weeks.scenario.anchor
-    assert weeks.most_join_hops <= 2
-    assert weeks.again == 0
-    assert 0 < weeks.made["CutAnchor"] < 20
+def test_whatever_they_do_every_reader_always_reaches_its_target_over_few_edges(churned: Outcome) -> None:
+    assert churned.most_lag > 60
+    assert churned.most_hops <= 8
+
+
+def test_whatever_they_do_joins_are_bounded_and_no_anchor_is_fetched_twice(churned: Outcome) -> None:
+    assert churned.joins > churned.scenario.readers
+    assert churned.most_join <= 1.6 * churned.scenario.anchor
+    assert churned.most_join_hops <= 2
+    assert churned.again == 0
+    assert 0 < churned.made["CutAnchor"] < churned.scenario.hours / 20
 
 
 def test_a_simulation_is_the_same_every_time() -> None:

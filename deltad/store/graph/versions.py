@@ -22,7 +22,8 @@ _NAMED = 3
 class VersionGraph:
     """Versions of one variant, and the edges between them. Changes cost what they touch, not what is there.
 
-    `variant` is for messages alone, and `cell_versions` for speed alone.
+    Answers are partly kept, so questions, too, are for one thread at a time. `variant` is for messages alone, and
+    `cell_versions` for speed alone.
     """
 
     def __init__(self, variant: str, *, cell_versions: int = CELL_VERSIONS) -> None:

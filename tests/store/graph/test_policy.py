@@ -266,11 +266,12 @@ def test_whoever_waits_comes_before_the_ladder() -> None:
 
 
 WEEKS = Scenario(hours=400, state=5 * 10**9, anchor=3 * 10**9, keep=100, joining=0.05, rolling_back=0.01, seed=3)
-YEARS = [Scenario(seed=1), Scenario(seed=2, disk=25 * 10**9, work=10**9, readers=12, leaving=0.1, away=100.0)]
+YEAR = Scenario(state=13 << 30, anchor=9 << 30, delta=80 << 20, disk=64 << 30, work=4 << 30)
+TIGHT = Scenario(seed=2, disk=25 * 10**9, work=10**9, readers=12, leaving=0.1, away=100.0)
 FULL = os.environ.get("DELTAD_TEST_FULL") == "1"
 
 
-@pytest.fixture(scope="module", params=[WEEKS, *(YEARS if FULL else ())], ids=lambda scenario: f"{scenario.hours} h")
+@pytest.fixture(scope="module", params=[WEEKS, *([YEAR] if FULL else ())], ids=lambda scenario: f"{scenario.hours} h")
 def churned(request: pytest.FixtureRequest) -> Outcome:
     return simulate(request.param)
 
@@ -291,6 +292,14 @@ def test_whatever_they_do_joins_are_bounded_and_no_anchor_is_fetched_twice(churn
     assert churned.most_join_hops <= 2
     assert churned.again == 0
     assert 0 < churned.made["CutAnchor"] < churned.scenario.hours / 20
+
+
+@pytest.mark.skipif(not FULL, reason="takes minutes: run `make test-full`")
+def test_budgets_that_are_too_small_for_a_short_way_hold_all_the_same() -> None:
+    ended = simulate(TIGHT)
+    assert ended.most_derived <= TIGHT.disk
+    assert ended.work <= ended.granted + 2 * TIGHT.state
+    assert ended.again == 0
 
 
 def test_a_simulation_is_the_same_every_time() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench import harness, readme
 
-BENCHES = ("codec", "demo", "store")
+BENCHES = ("codec", "demo", "graph", "store")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

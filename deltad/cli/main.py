@@ -25,6 +25,7 @@ from deltad.cli.inspect import inspect
 from deltad.cli.keys import keys
 from deltad.cli.output import clean
 from deltad.cli.pin import pin, unpin
+from deltad.cli.plan import plan
 from deltad.cli.publish import publish, pull
 from deltad.cli.serve import serve
 from deltad.cli.status import status
@@ -91,7 +92,7 @@ def deltad(context: click.Context) -> int | None:
 
 
 _DAILY = (serve, publish, pull, status, log, hold, release, rollback, diff, inspect, verify, export)
-_NOW_AND_THEN = (pin, unpin, gc, doctor, keys, config, demo)
+_NOW_AND_THEN = (pin, unpin, gc, plan, doctor, keys, config, demo)
 for _command in (*_DAILY, *_NOW_AND_THEN):
     deltad.add_command(_command)
 

@@ -94,11 +94,12 @@ class RunGraph:
             grown, part.grown = part.grown, []
         for version in grown:
             try:
-                edges = self._run.edges(version, variant)
+                record, edges = self._run.record(version), self._run.edges(version, variant)
             except (NotFoundError, FormatError):
                 continue  # gone meanwhile, or without this variant
+            part.graph.add_version(record.id, record.sequence)
             for edge in edges:
-                part.graph.add(self._run.edge(edge, VersionId(self._run.run, version)))
+                part.graph.add(self._run.edge(edge, record.id))
             part.joins = None
         return part
 

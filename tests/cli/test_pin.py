@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from tests.cli.host import Host
 from tests.kit.versions import Lineage
@@ -16,9 +17,10 @@ async def test_a_pin_is_shown_with_who_and_why_until_it_is_taken_away(host: Host
     assert ended.out.startswith("policy/v000002 is pinned, by ")
     for words in (WHO, " on 20", "the one in the paper"):
         assert words in ended.out
-    (line,) = [line for line in (await host.deltad("log")).out.splitlines() if "pinned by" in line]
-    assert line.split()[0] == "v000002"
-    assert "the one in the paper" in line
+    # The note stands below its version, which is the last one drawn before it.
+    drawn, _, note = (await host.deltad("log")).out.partition("pinned by")
+    assert re.findall(r"[*●][ |│]*(v[0-9]{6})", drawn)[-1] == "v000002"
+    assert "the one in the paper" in " ".join(note.replace("|", " ").replace("│", " ").split())
     assert "v000002 (pinned)" in (await host.deltad("status")).out
     assert "was pinned before" in (await host.deltad("pin", "2", "--reason", "the one in the paper")).out
 

@@ -22,8 +22,8 @@ _NAMED = 3
 class VersionGraph:
     """Versions of one variant, and the edges between them. Changes cost what they touch, not what is there.
 
-    Versions of a run that are added one after another should be neighbours; then planning is fast. `variant` is for
-    messages alone, and `cell_versions` for speed alone.
+    Answers are partly kept, so questions, too, are for one thread at a time. `variant` is for messages alone, and
+    `cell_versions` for speed alone.
     """
 
     def __init__(self, variant: str, *, cell_versions: int = CELL_VERSIONS) -> None:
@@ -31,7 +31,7 @@ class VersionGraph:
         self._cell_versions = cell_versions
         self._vertices: dict[VersionId, Vertex] = {}
         self._arcs: dict[Digest, Arc] = {}
-        self._open: dict[RunId, Cell] = {}
+        self._cells: dict[tuple[RunId, int], Cell] = {}
         self._ordinal = 0
 
     def __len__(self) -> int:
@@ -66,12 +66,16 @@ class VersionGraph:
         vertex = self._vertices.get(version)
         return () if vertex is None else tuple(arc.edge for arc in vertex.out)
 
-    def add_version(self, version: VersionId) -> None:
-        """Add a version; one that is there stays as it is. It may never have an edge."""
-        self._vertex(version).known = True
+    def add_version(self, version: VersionId, sequence: int | None = None) -> None:
+        """Add a version; one that is there stays as it is. It may never have an edge.
+
+        Planning is fast where `sequence`, its place in its run, tells which others are near to it. Without it, its
+        number has to do.
+        """
+        self._vertex(version, sequence).known = True
 
     def add(self, edge: Edge) -> None:
-        """Add an edge, and the version that it leads to. One with the same manifest is replaced."""
+        """Add an edge, and the version that it leads to if it is not there. One with the same manifest is replaced."""
         self.remove(edge.manifest)
         self.add_version(edge.target)
         target = self._vertex(edge.target)
@@ -80,16 +84,19 @@ class VersionGraph:
         self._arcs[edge.manifest] = arc
         if base is None:
             target.anchors += (arc,)
-            target.cell.anchored[target] = None
+            for cell in target.cells:
+                cell.anchored[target] = None
+                cell.surveys.clear()
         else:
             target.into += (arc,)
-            target.cell.loose.pop(target, None)
             base.out += (arc,)
-            if arc.crosses:
+            target.cells[0].loose.pop(target, None)
+            if arc.cell is not None:
+                arc.cell.surveys.clear()
+            else:
                 for end in (base, target):
-                    end.cell.borders[end] = end.cell.borders.get(end, 0) + 1
-                return
-        target.cell.surveys.clear()
+                    for cell in end.cells:
+                        cell.border(end)
 
     def remove(self, manifest: Digest) -> None:
         """Take an edge away, if it is there. Its versions stay."""
@@ -99,22 +106,22 @@ class VersionGraph:
         base, target = arc.base, arc.target
         if base is None:
             target.anchors = _without(target.anchors, arc)
-            if not target.anchors:
-                del target.cell.anchored[target]
+            for cell in target.cells:
+                cell.surveys.clear()
+                if not target.anchors:
+                    del cell.anchored[target]
         else:
             target.into = _without(target.into, arc)
-            if not target.into:
-                target.cell.loose[target] = None
             base.out = _without(base.out, arc)
-            if arc.crosses:
+            if not target.into:
+                target.cells[0].loose[target] = None
+            if arc.cell is not None:
+                arc.cell.surveys.clear()
+            else:
                 for end in (base, target):
-                    end.cell.borders[end] -= 1
-                    if not end.cell.borders[end]:
-                        del end.cell.borders[end]
-                        end.cell.surveys.pop((end, False), None)
-                        end.cell.surveys.pop((end, True), None)
+                    for cell in end.cells:
+                        cell.no_border(end)
             self._forget_bare(base)
-        target.cell.surveys.clear()
 
     def remove_version(self, version: VersionId) -> None:
         """Take a version away, and the edges that lead to it. Those that start from it still serve whoever holds it."""
@@ -157,7 +164,7 @@ class VersionGraph:
         held: dict[Cell, list[Vertex]] = {}
         for start in starts:
             if (found := self._vertices.get(start)) is not None:
-                held.setdefault(found.cell, []).append(found)
+                held.setdefault(found.cells[0], []).append(found)
         search = Search(vertex, held, free=free, changed=changed, anchors=anchors, backwards=backwards)
         path = search.path()
         if path is None:
@@ -184,23 +191,34 @@ class VersionGraph:
             found += f"; {count(lacking, 'edge')} cannot be had"
         return NotFoundError(f"a path to {target} variant {self.variant}", expected=expected, found=found)
 
-    def _vertex(self, version: VersionId) -> Vertex:
+    def _vertex(self, version: VersionId, sequence: int | None = None) -> Vertex:
         vertex = self._vertices.get(version)
         if vertex is None:
-            cell = self._open.get(version.run)
-            if cell is None or cell.given >= self._cell_versions:
-                cell = self._open[version.run] = Cell()
-            cell.given += 1
             self._ordinal += 1
-            vertex = self._vertices[version] = Vertex(version, self._ordinal, cell)
-            cell.loose[vertex] = None
+            place = version.version.number if sequence is None else sequence
+            cells = [self._cell(version.run, place // self._cell_versions)]
+            if place % self._cell_versions == 0:
+                cells.append(self._cell(version.run, place // self._cell_versions - 1))
+            vertex = self._vertices[version] = Vertex(version, self._ordinal, tuple(cells))
+            cells[0].loose[vertex] = None
+            if len(cells) > 1:
+                for cell in cells:
+                    cell.border(vertex)
         return vertex
+
+    def _cell(self, run: RunId, block: int) -> Cell:
+        cell = self._cells.get((run, block))
+        if cell is None:
+            cell = self._cells[run, block] = Cell()
+        return cell
 
     def _forget_bare(self, vertex: Vertex) -> None:
         if not vertex.known and not vertex.out:
             del self._vertices[vertex.name]
-            del vertex.cell.loose[vertex]
-            vertex.cell.surveys.clear()
+            del vertex.cells[0].loose[vertex]
+            for cell in vertex.cells:
+                cell.borders.pop(vertex, None)
+                cell.surveys.clear()
 
 
 def _without(arcs: tuple[Arc, ...], gone: Arc) -> tuple[Arc, ...]:

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from deltad.delta.backend import UNSIGNED, Backend, Changes, Lanes, Mode, Positions, Segments
+from deltad.delta.backend import UNSIGNED, Backend, Changes, Lanes, Mode, Place, Positions, Segments
 from deltad.delta.backend.numpy import check_sums
 from deltad.delta.coding import WHOLE, Coder
 from deltad.delta.difference import compose, inverse
@@ -272,9 +272,9 @@ def _write_patch(patch: Patch, target: Lanes, spec: TensorSpec, backend: Backend
     if isinstance(patch.index, slice):
         old: Lanes = target[patch.index].copy()
         target[patch.index] = patch.values
-        offset = patch.index.start * spec.type.lane_bytes
-        after = backend.sum(np.ascontiguousarray(patch.values).view(np.uint8), offset, seed)
-        return old, after - backend.sum(old.view(np.uint8), offset, seed)
+        place = Place(seed, patch.index.start)
+        after, before = backend.sum([np.ascontiguousarray(patch.values), old], [place, place])
+        return old, after - before
     if patch.absolute:
         old, new = target[patch.index], patch.values
         target[patch.index] = new

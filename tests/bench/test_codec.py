@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from bench.pairs import PAIRS, Bits, Extent, States
 from bench.peers import Cwtrain, PeerMissingError
 from bench.subject import Subject, write_checkpoint
 from deltad.checkpoint import open_checkpoint
-from deltad.delta.backend import Backend, Mode
+from deltad.delta.backend import Backend, Mode, Place
 
 MODES: tuple[Mode, ...] = ("blind", "fast", "mid", "dense")
 
@@ -61,8 +62,8 @@ def test_the_full_digest_covers_every_weight(subject: Subject, backend: Backend)
     summed: list[int] = []
 
     class Counting:
-        def sum(self, data: Bits, offset: int, seed: int) -> None:
-            summed.append(data.nbytes)
+        def sum(self, lanes: Sequence[Bits], places: Sequence[Place]) -> None:
+            summed.extend(segment.nbytes for segment in lanes)
 
     full_digest(subject, Counting())()  # type: ignore[arg-type]
     assert sum(summed) == subject.states.new.nbytes

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from deltad.delta import packing
 from deltad.delta.backend import Changes, EncodedFrame, Lanes, Mode, Place, Segments, Stream
@@ -77,14 +76,18 @@ class CudaBackend:
     def unpack(self, streams: Sequence[Stream], lanes: int, dtype: DType) -> Lanes:
         return packing.unpack(streams, lanes, dtype)
 
-    def sum(self, data: npt.NDArray[np.uint8], offset: int, seed: int) -> U64:
+    def sum(self, lanes: Segments, places: Sequence[Place]) -> U64:
         with self.device.session():
-            return self._sum(data, offset, seed)
+            work = self._work(_BYTES)
+            sums = self.device.zeros(2 * len(lanes) * WORD)
+            for i, (segment, place) in enumerate(zip(lanes, places, strict=True)):
+                offset = place.start * segment.itemsize
+                self._sum(work, segment.view(np.uint8), offset, place.seed, sums.address + 2 * i * WORD)
+            return work.take(sums, np.uint64, 2 * len(lanes)).reshape(-1, 2)
 
-    def _sum(self, data: Any, offset: int, seed: int) -> U64:
-        work = self._work(_BYTES)
+    def _sum(self, work: Work, data: Any, offset: int, seed: int, sums: int) -> None:
+        """Add the share of bytes at `offset` of their tensor to the two words at `sums`."""
         size = int(data.size)
-        sums = self.device.zeros(2 * WORD)
         address = self.device.adopt(data)
         lead = offset % 16  # so that what is a vector of the digest is one in memory
         buffer = self.device.allocate(size + lead if address is None else 0)
@@ -103,9 +106,8 @@ class CudaBackend:
                 size=int(part.size),
                 keys=work.keys,
                 base=multiplier_bases(seed).tolist(),
-                sums=sums.address,
+                sums=sums,
             )
-        return work.take(sums, np.uint64, 2)
 
     def _work(self, dtype: DType) -> Work:
         return Work(self.device, dtype, self._keys)

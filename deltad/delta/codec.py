@@ -171,7 +171,7 @@ class Patch:
 
 
 def read_patches(
-    data: bytes,
+    chunks: Iterable[bytes],
     layout: Layout,
     backend: Backend,
     *,
@@ -179,7 +179,7 @@ def read_patches(
     limits: Limits = DEFAULT_LIMITS,
     threads: int = 1,
 ) -> Iterator[Patch]:
-    """Decode a chunk whose SHA-256 has been checked. Every position is within its tensor.
+    """Decode chunks of one edge whose SHA-256 has been checked. Every position is within its tensor.
 
     With `base`, the weights that the edge starts from, each frame's check is verified before its patches
     are given; without it only raw and packed frames' are, and the sums that follow the writes must tell. Context
@@ -195,7 +195,8 @@ def read_patches(
         with borrowed_segments(base, frame.header.rects, layout) as segments:
             return frame_patches(frame, layout, backend, segments)
 
-    for patches in in_order(patches_of, stored_frames(data, layout, limits=limits), threads):
+    frames = (frame for data in chunks for frame in stored_frames(data, layout, limits=limits))
+    for patches in in_order(patches_of, frames, threads):
         yield from patches
 
 

@@ -209,6 +209,7 @@ def test_threads_share_a_device() -> None:
 HOSTILE = """
 import sys
 import numpy as np
+from deltad.delta.backend import Place
 from deltad.delta.backend.cuda.engine import CudaBackend
 from deltad.delta.coding import check_coding, check_lengths
 from deltad.errors import FormatError, IntegrityError

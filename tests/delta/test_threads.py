@@ -61,6 +61,18 @@ def test_an_error_comes_where_its_result_would_and_ends_the_rest(threads: int) -
     assert max(begun) < 7 + 4 * threads + 1
 
 
+@pytest.mark.parametrize("threads", THREADS)
+def test_an_error_of_the_items_comes_behind_the_results_of_those_before_it(threads: int) -> None:
+    def items() -> Iterator[int]:
+        yield from range(3)
+        raise LookupError("no more of them")
+
+    results = in_order(lambda item: item, items(), threads)
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(LookupError, match="no more"):
+        next(results)
+
+
 def test_what_was_begun_is_waited_for_when_nobody_wants_the_rest() -> None:
     working, may_end, ended = threading.Semaphore(0), threading.Event(), []
 

@@ -124,7 +124,7 @@ def test_an_anchor_is_written_and_read_back_and_its_bytes_set_against_others(
 
 def test_the_worst_pair_is_named_and_the_mean_is_geometric() -> None:
     def sizes(pair: int, dense: int) -> Sizes:
-        return Sizes(PAIRS[pair], {"dense": dense}, 100, 1, 1, 1.0)
+        return Sizes(PAIRS[pair], {"dense": dense}, 1000, 100, 1, 1, 1.0)
 
     mean, worst = codec._both("x", [sizes(0, 10), sizes(1, 40)], lambda one: one.against_xor("dense"), "a note")
     assert (mean.name, mean.value, mean.spread, mean.runs) == ("x, geometric mean", pytest.approx(0.2), (0.1, 0.4), 2)

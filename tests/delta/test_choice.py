@@ -219,7 +219,7 @@ def test_where_cupy_is_missing_that_is_what_is_said() -> None:
     script = (
         "import sys; sys.modules['cupy'] = None\n"
         "from deltad.delta.backend.choice import candidates\n"
-        "print(candidates(0, None)['cupy']())\n"
+        "print(candidates(0, 2 << 30)['cupy']())\n"
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert done.stdout == "(None, 'cupy is not installed')\n"

@@ -254,7 +254,7 @@ def test_without_numba_numpy_is_taken_and_a_daemon_says_why() -> None:
         "from deltad.delta.backend.choice import candidates, probe\n"
         "from deltad.errors import ConfigError\n"
         "print(choose().name)\n"
-        "print(probe('auto', candidates(0, None), clock=time.monotonic, on_switch=print).reason)\n"
+        "print(probe('auto', candidates(0, 2 << 30), clock=time.monotonic, on_switch=print).reason)\n"
         "try: choose('numba')\n"
         "except ConfigError as error: print(error)\n"
     )

@@ -1,8 +1,10 @@
 """The CUDA backend: `deltad.delta.backend.Backend` by the kernels of `kernels/`, on one device.
 
 Equal to the numpy reference in every byte and every refusal. Lanes may be the host's or lie on the device; what is
-given back is the host's. Whole frames are packed by the reference, on the host. Threads may work on frames side
-by side, as many as the device has sessions for.
+given back is the host's. Threads may work on frames side by side, as many as the device has sessions for.
+
+Whole frames are packed and unpacked by the reference, on the host: no kernel packs. A daemon's `Fallback` never asks
+this backend for it, but the CPU's, which is numba's where it works. Whoever uses this backend bare packs slowly.
 """
 
 from __future__ import annotations

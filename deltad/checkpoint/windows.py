@@ -36,7 +36,7 @@ _LEAST_MAPPED = 64 << 10  # copying less than this takes no longer than mapping 
 _ARENA_BYTES = 64 << 20
 _ALIGNMENT = 64
 _HUGE_PAGE = 2 << 20
-_AHEAD_BYTES = 4 << 20  # populated at once, for what follows is mostly asked for next
+_AHEAD_BYTES = 2 << 20  # populated at once, for what follows is mostly asked for next
 _POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14, which `mmap` does not name
 
 _ONE_HOSTS_OWN = frozenset(

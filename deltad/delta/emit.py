@@ -164,7 +164,10 @@ class ChunkBuilder:
 
 
 def share_of_lanes(rects: Sequence[Rect], lanes: Segments, layout: Layout, backend: Backend) -> U64:
-    """What the lanes of each rectangle add to its tensor's element sum. Shape [rectangles, 2]."""
+    """What the lanes of each rectangle add to its tensor's element sum. Shape [rectangles, 2].
+
+    A pass of its own over them (decision 20): within the encoding kernel it would cost more.
+    """
     places = places_of(rects, layout)
     shares = np.zeros((len(rects), 2), np.uint64)
     runs = [i for i, rect in enumerate(rects) if rect.is_contiguous(layout.tensors[rect.tensor].lane_shape)]

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -65,7 +65,8 @@ PATHS = (
 RATES_PAIR = Pair("off-grid 1e-6, fresh Adam, step 8", FRESH, 7, 8)
 QUICK_COPIES = 8
 
-_MEAN, _WORST = "geometric mean", "worst pair"
+_MEAN, _WORST, _OFF_GRID = "geometric mean", "worst pair", "off-grid"
+_MEMCPY = "memcpy, one thread"
 _MODES: dict[Mode, str] = {"blind": "blind", "fast": "context fast", "mid": "context mid", "dense": "context dense"}
 
 
@@ -92,7 +93,9 @@ SPECS = (
     _size("XOR per tensor (slime) / dense XOR", _MEAN),
     _size("int32 gaps and values (vLLM, TRL) / dense XOR", _MEAN),
     _size("zstd --patch-from / dense XOR", "first 32 MiB"),
+    *(_size(f"{_MODES[mode]} / all weights", _OFF_GRID) for mode in ("dense", "mid", "fast")),
     *anchors.SIZES,
+    Spec(name=_MEMCPY, unit="GB/s", direction="max"),
     _rate("encode / memcpy, blind", 0.6, 0.9),
     _rate("encode / memcpy, context fast", 0.5, 0.85),
     _rate("encode / memcpy, context mid"),
@@ -120,6 +123,7 @@ class Sizes:
 
     pair: Pair
     modes: dict[Mode, int]
+    weights: int
     dense_xor: int
     tensor_xor: int
     sparse_int32: int
@@ -127,6 +131,9 @@ class Sizes:
 
     def against_xor(self, mode: Mode) -> float:
         return self.modes[mode] / self.dense_xor
+
+    def against_weights(self, mode: Mode) -> float:
+        return self.modes[mode] / self.weights
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
@@ -198,6 +205,10 @@ def _sizes(coder: Backend, *, quick: bool) -> Iterator[Measurement]:
     ):
         yield _both(what, single, of, ours_not)[0]
     yield _patch_from(there, quick=quick)
+    off_grid = [sizes for sizes in single if sizes.pair.run.kind == "off-grid"]
+    for mode in ("dense", "mid", "fast"):
+        share = partial(Sizes.against_weights, mode=mode)
+        yield replace(_both("", off_grid, share, note)[0], name=f"{_MODES[mode]} / all weights, {_OFF_GRID}")
     yield from anchors.sizes(slices.load(there[0]) if quick else pairs.load(there[0]), coder)
 
 
@@ -207,6 +218,7 @@ def _sizes_of(states: States, coder: Backend) -> Sizes:
     return Sizes(
         states.pair,
         {mode: delta_bytes(subject, coder, mode) for mode in get_args(Mode)},
+        new.nbytes,
         rivals.dense_xor(old, new),
         rivals.tensor_xor(subject.states),
         rivals.sparse_int32(subject.states),
@@ -253,6 +265,8 @@ def _memory_rates(subject: Subject, coder: Backend, note: str) -> Iterator[Measu
     """Encode, and decode with apply, on one thread and in memory."""
     target, weights = subject.copy_of_old()
     copy = partial(np.copyto, target, subject.states.old)
+    copy()
+    yield median_of(_MEMCPY, [target.nbytes / seconds(copy) / 1e9 for _ in range(RUNS)], note="bytes copied")
     for mode, what in _MODES.items():
         frames = Frames(subject.layout, coder, mode)
         encode = partial(frames.encode_all, subject.old, subject.new)

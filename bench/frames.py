@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.subject import Subject
 from deltad.delta import FORMAT
-from deltad.delta.backend import Backend, Mode
+from deltad.delta.backend import Backend, Mode, Place
 from deltad.delta.codec import DELTA_FRAME_BYTES, EdgeEncoder, sum_weights
 from deltad.delta.coding import WHOLE
 from deltad.delta.digest import U64, pack_sums, tensor_seed, unpack_sums, zero_sum
@@ -99,15 +99,11 @@ def checked(data: bytes, name: bytes) -> bytes:
 def full_digest(subject: Subject, backend: Backend) -> Callable[[], None]:
     """The two lanes of the element sum over all of the new state."""
     extents = subject.states.tensors
-    parts: list[tuple[np.ndarray[tuple[int, ...], np.dtype[np.uint8]], int]] = []
-    at = 0
-    for extent in extents:
-        parts.append((subject.states.new[at : at + extent.lanes].view(np.uint8), tensor_seed(extent.name)))
-        at += extent.lanes
+    parts = np.split(subject.states.new, np.cumsum([extent.lanes for extent in extents])[:-1])
+    places = [Place(tensor_seed(extent.name), 0) for extent in extents]
 
     def work() -> None:
-        for part, seed in parts:
-            backend.sum(part, 0, seed)
+        backend.sum(parts, places)
 
     return work
 

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 KIB = 1024
 MIB = 1024 * KIB
 
+DEVICE_MEMORY_BYTES = 2048 * MIB
+"""What may be taken of a GPU's memory unless something else is configured. Two of the largest frames take three
+quarters of it at worst: both states, room for what each lane may turn into, streams."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -187,12 +187,14 @@ class Stager:
             )
 
     def _patches(self, manifest: Manifest, layout: Layout, base: Weights | None) -> Iterator[Patch]:
+        # The live weights stay as they are until the commit, so frames may be decoded ahead.
+        return read_patches(self._chunks(manifest, layout), layout, self._backend, base=base, threads=default_threads())
+
+    def _chunks(self, manifest: Manifest, layout: Layout) -> Iterator[bytes]:
         for ref in manifest.pages:
             page = self._fetch(ref.digest, ref.size, "manifest page")
             for chunk in decode_page(page, ref, layout):
-                data = self._fetch(chunk.digest, chunk.size, "chunk")
-                # The live weights stay as they are until the commit, so frames may be decoded ahead.
-                yield from read_patches(data, layout, self._backend, base=base, threads=default_threads())
+                yield self._fetch(chunk.digest, chunk.size, "chunk")
 
     def _fetch(self, digest: bytes, size: int, what: str) -> bytes:
         data = self._daemon.object(Digest(digest))

@@ -13,6 +13,7 @@ import os
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from deltad.delta.layout import TensorSpec, check_tensor
@@ -77,6 +78,19 @@ def read_header(descriptor: int, size: int, thing: str, *, limits: Limits = DEFA
 
 def parse_header(text: bytes, file_size: int, thing: str, *, limits: Limits = DEFAULT_LIMITS) -> Header:
     """Parse the JSON of a header whose file has `file_size` bytes. Raises CheckpointError or LimitError."""
+    try:
+        return _parse_once(text, file_size, limits)
+    except (CheckpointError, LimitError):
+        return _parse(text, file_size, thing, limits)  # once more, for an error that names the thing
+
+
+@lru_cache(maxsize=1)
+def _parse_once(text: bytes, file_size: int, limits: Limits) -> Header:
+    """The last header is kept: a trainer writes the same one at every step, and base and target have it both."""
+    return _parse(text, file_size, "", limits)
+
+
+def _parse(text: bytes, file_size: int, thing: str, limits: Limits) -> Header:
     table = parse_json(text, thing, what="header")
     if not isinstance(table, dict) or not text.startswith(b"{"):
         raise CheckpointError(thing, expected="a header that is a JSON object", found=repr(text[:40]))

@@ -36,7 +36,7 @@ _LEAST_MAPPED = 64 << 10  # copying less than this takes no longer than mapping 
 _ARENA_BYTES = 64 << 20
 _ALIGNMENT = 64
 _HUGE_PAGE = 2 << 20
-_AHEAD_BYTES = 1 << 20  # populated at once, for what follows is mostly asked for next
+_AHEAD_BYTES = 2 << 20  # populated at once, for what follows is mostly asked for next
 _POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14, which `mmap` does not name
 
 _ONE_HOSTS_OWN = frozenset(
@@ -116,6 +116,7 @@ class WeightFile:
         self._lock = threading.Lock()
         self._mappable = _is_one_hosts_own(file)
         self._mapping: Bytes | None = None
+        self._address = 0
         self._leased_bytes = 0
         self._holders = 0
         """Threads that have something mapped."""
@@ -211,6 +212,7 @@ class WeightFile:
                 mapped = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)
                 mapped.madvise(mmap.MADV_SEQUENTIAL)  # so that a disk reads ahead as it does for `read`
                 self._mapping = np.frombuffer(mapped, np.uint8)
+                self._address = _address(self._mapping)
             self._leased_bytes = min(self._mapping.size, os.fstat(self._file.fileno()).st_size)
         except (OSError, ValueError):  # ValueError: it is empty by now
             self._mappable = False
@@ -223,11 +225,10 @@ class WeightFile:
 
     def _advise(self, at: int, end: int, advice: int) -> bool:
         """madvise(2) for the pages that hold these bytes, without the interpreter's lock. Whether it did so."""
-        mapping = self._mapping
-        if mapping is None:
+        if self._mapping is None:
             return False
         start = at // mmap.PAGESIZE * mmap.PAGESIZE
-        return bool(_libc.madvise(_address(mapping) + start, end - start, advice) == 0)
+        return bool(_libc.madvise(self._address + start, end - start, advice) == 0)
 
     def _read(self, at: int, into: Bytes) -> None:
         view = into.data

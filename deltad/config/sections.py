@@ -15,6 +15,7 @@ from deltad.config.key_file import KeyFile
 from deltad.config.token_file import TokenFile
 from deltad.config.values import Address
 from deltad.delta.keys import PublicKey
+from deltad.limits import DEVICE_MEMORY_BYTES
 from deltad.types import RunId, Variant, parse_daemon_name, parse_run, parse_variant
 
 _CONNECTIONS = 64
@@ -191,7 +192,9 @@ class BackendConfig:
         default="auto", metadata=_reads(values.choice("auto", "cupy", "numba", "numpy"))
     )
     device: int = field(default=0, metadata=_reads(values.count(0, _DEVICES - 1)))
-    memory_limit: int = field(default=2 << 30, metadata=_reads(values.size(_DEVICE_MEMORY), values.size_text))
+    memory_limit: int = field(
+        default=DEVICE_MEMORY_BYTES, metadata=_reads(values.size(_DEVICE_MEMORY), values.size_text)
+    )
     threads: int = field(default=0, metadata=_reads(values.count(0, _THREADS)))
 
 

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from deltad.delta.backend import UNSIGNED, Backend, Changes, Lanes, Mode, Positions, Segments
+from deltad.delta.backend import UNSIGNED, Backend, Changes, Lanes, Mode, Place, Positions, Segments
 from deltad.delta.backend.numpy import check_sums
 from deltad.delta.coding import WHOLE, Coder
 from deltad.delta.difference import compose, inverse
@@ -172,7 +172,7 @@ class Patch:
 
 
 def read_patches(
-    data: bytes,
+    chunks: Iterable[bytes],
     layout: Layout,
     backend: Backend,
     *,
@@ -180,7 +180,7 @@ def read_patches(
     limits: Limits = DEFAULT_LIMITS,
     threads: int = 1,
 ) -> Iterator[Patch]:
-    """Decode a chunk whose SHA-256 has been checked. Every position is within its tensor.
+    """Decode chunks of one edge whose SHA-256 has been checked. Every position is within its tensor.
 
     With `base`, the weights that the edge starts from, each frame's check is verified before its patches
     are given; without it only raw and packed frames' are, and the sums that follow the writes must tell. Context
@@ -196,7 +196,8 @@ def read_patches(
         with borrowed_segments(base, frame.header.rects, layout) as segments:
             return frame_patches(frame, layout, backend, segments)
 
-    for patches in in_order(patches_of, stored_frames(data, layout, limits=limits), threads):
+    frames = (frame for data in chunks for frame in stored_frames(data, layout, limits=limits))
+    for patches in in_order(patches_of, frames, threads):
         yield from patches
 
 
@@ -273,9 +274,9 @@ def _write_patch(patch: Patch, target: Lanes, spec: TensorSpec, backend: Backend
     if isinstance(patch.index, slice):
         old: Lanes = target[patch.index].copy()
         target[patch.index] = patch.values
-        offset = patch.index.start * spec.type.lane_bytes
-        after = backend.sum(np.ascontiguousarray(patch.values).view(np.uint8), offset, seed)
-        return old, after - backend.sum(old.view(np.uint8), offset, seed)
+        place = Place(seed, patch.index.start)
+        after, before = backend.sum([np.ascontiguousarray(patch.values), old], [place, place])
+        return old, after - before
     if patch.absolute:
         old, new = target[patch.index], patch.values
         target[patch.index] = new

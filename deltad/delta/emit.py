@@ -164,16 +164,16 @@ class ChunkBuilder:
 
 
 def share_of_lanes(rects: Sequence[Rect], lanes: Segments, layout: Layout, backend: Backend) -> U64:
-    """What the lanes of each rectangle add to its tensor's element sum. Shape [rectangles, 2]."""
+    """What the lanes of each rectangle add to its tensor's element sum. Shape [rectangles, 2].
+
+    A pass of its own over them (decision 20): within the encoding kernel it would cost more.
+    """
+    places = places_of(rects, layout)
     shares = np.zeros((len(rects), 2), np.uint64)
-    for i, (rect, segment) in enumerate(zip(rects, lanes, strict=True)):
-        spec = layout.tensors[rect.tensor]
-        seed = tensor_seed(spec.name)
-        if rect.is_contiguous(spec.lane_shape):
-            offset = rect.flat_start(spec.lane_shape) * spec.type.lane_bytes
-            shares[i] = backend.sum(np.ascontiguousarray(segment).view(np.uint8), offset, seed)
-        else:
-            shares[i] = sum_changes(flat_positions(rect, layout), np.zeros_like(segment), segment, seed)
+    runs = [i for i, rect in enumerate(rects) if rect.is_contiguous(layout.tensors[rect.tensor].lane_shape)]
+    shares[runs] = backend.sum([lanes[i] for i in runs], [places[i] for i in runs])
+    for i in set(range(len(rects))).difference(runs):
+        shares[i] = sum_changes(flat_positions(rects[i], layout), np.zeros_like(lanes[i]), lanes[i], places[i].seed)
     return shares
 
 

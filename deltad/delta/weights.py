@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 import numpy as np
 
 from deltad.delta.backend import UNSIGNED, Backend, Lanes, Place, Positions
-from deltad.delta.digest import U64, sum_bytes, tensor_seed
+from deltad.delta.backend.numpy import NumpyBackend
+from deltad.delta.digest import U64, tensor_seed
 from deltad.delta.frame import Rect
 from deltad.delta.layout import Layout
 from deltad.delta.threads import in_order
@@ -69,16 +70,13 @@ def sum_weights(
     layout: Layout, weights: Weights, backend: Backend | None = None, *, window_bytes: int = 4 << 20, threads: int = 1
 ) -> U64:
     """Element sums of everything in `weights`, read window by window. Shape [tensors, 2]."""
-    add = sum_bytes if backend is None else backend.sum
+    backend = backend or NumpyBackend()
 
     def add_up(spans: list[Span]) -> tuple[list[int], U64]:
-        shares = np.zeros((len(spans), 2), np.uint64)
-        for k, (i, start, count) in enumerate(spans):
-            spec = layout.tensors[i]
-            with borrowed(weights, (i, start, count)) as lanes:
-                window = np.ascontiguousarray(lanes).view(np.uint8)
-                shares[k] = add(window, start * spec.type.lane_bytes, tensor_seed(spec.name))
-        return [i for i, _, _ in spans], shares
+        places = [Place(tensor_seed(layout.tensors[i].name), start) for i, start, _ in spans]
+        with ExitStack() as loans:
+            lanes = [np.ascontiguousarray(loans.enter_context(borrowed(weights, span))) for span in spans]
+            return [i for i, _, _ in spans], backend.sum(lanes, places)
 
     sums = np.zeros((len(layout.tensors), 2), np.uint64)
     for tensors, shares in in_order(add_up, spans_of(layout, window_bytes), threads):

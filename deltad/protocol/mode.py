@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deltad.delta.backend import Mode
-from deltad.delta.coding import Coder
+from deltad.delta.coding import Coder, coder_name
 
 MODES: tuple[Mode, ...] = ("dense", "mid", "fast", "blind")
 """From the fewest bytes to the least work."""
@@ -37,8 +37,11 @@ class ModeChoice:
     reason: str
 
 
-FASTEST_LINK: dict[Mode, float] = {"dense": 5.4e6, "mid": 6.7e6, "fast": 9.5e6}
+FASTEST_LINK: dict[Mode, float] = {"dense": 6.9e6, "mid": 7.4e6, "fast": 8.9e6}
 """The bytes a second that one thread gives in each context mode. A link that is faster waits for the encoder."""
+
+# What any delta may hold: lanes without an exponent go blind, and frames that gain nothing go whole.
+_ALWAYS = (Coder.RAW, Coder.BLIND, Coder.PACKED)
 
 UNMEASURED = ModeChoice("dense", "no region below has told what it pulls at")
 
@@ -48,29 +51,44 @@ def choose_mode(coder: str, readers: Sequence[Reader], *, threads: int = 1) -> M
 
     A mode that is configured is taken. `auto` takes the densest mode whose bytes leave the encoder no slower
     than the slowest measured link carries them: below that rate the link is what a version waits for, and
-    bytes are seconds; above it the encoder is. For a model of one copy, one thread, and single steps of a
-    policy off the quantisation grid at learning rates of 1e-6 and 3e-6 (geometric means of three pairs):
+    bytes are seconds; above it the encoder is. Of single steps of a policy off the quantisation grid, from files
+    to chunks and with the digest of the target, on one thread:
 
-        mode    bytes on the wire   encode      decode + apply   bytes a second = bytes on the wire · encode
-        dense   0.136 %             4.0 GB/s    4.9 GB/s         5.4 MB/s    (43 Mbit/s)
-        mid     0.141 %             4.7 GB/s    6.4 GB/s         6.7 MB/s    (53 Mbit/s)
-        fast    0.168 %             5.7 GB/s    7.8 GB/s         9.5 MB/s    (76 Mbit/s)
+        mode    bytes on the wire   encode      bytes a second = bytes on the wire · encode
+        dense   0.160 %             4.3 GB/s    6.9 MB/s    (55 Mbit/s)
+        mid     0.166 %             4.4 GB/s    7.4 MB/s    (59 Mbit/s)
+        fast    0.192 %             4.6 GB/s    8.9 MB/s    (71 Mbit/s)
 
-    Decoding is never the slower side. Above the last line coding by context is the bottleneck, and `blind` is
-    taken, which needs half as many bytes again as dense and about half the time. The slowest link decides,
-    since its region is the one that lags. Before anything is measured, it is `dense`: bytes that were not
-    sent cannot be had back.
+    These are figures of `python -m bench codec` (bench/results/codec.json). Bytes on the wire: "/ all weights,
+    off-grid". Encode: memcpy, 13.4 GB/s there, times 1 / (1 / (e · f) + 1 / d), with e "encode / memcpy", f "encode
+    from files / in RAM" and d "full digest / memcpy". Decoding is never the slower side.
 
-    No context mode is chosen while a reader has told that it does not read the context coder.
+    Above the last line coding by context is the bottleneck, and `blind` is taken, which needs two fifths more bytes
+    than dense and less time. The slowest link decides, since its region is the one that lags. Before anything
+    is measured, it is `dense`: bytes that were not sent cannot be had back.
+
+    No context mode is chosen while a reader has told that it does not read the context coder, which is the only one
+    that a writer may do without. A reader that has told that it lacks another is named in the reason.
     """
-    unread = next((r.name for r in readers if r.coders and Coder.CONTEXT not in r.coders), "")
-    unread = unread and f"{unread} does not read coder {int(Coder.CONTEXT)} (context)"
+    choice = _choose(coder, readers, threads)
+    needed = _ALWAYS if choice.mode == "blind" else (*_ALWAYS, Coder.CONTEXT)
+    lack = _lack(readers, needed)
+    return ModeChoice(choice.mode, f"{choice.reason}, though {lack}") if lack else choice
+
+
+def _lack(readers: Sequence[Reader], needed: Sequence[Coder]) -> str:
+    """Who has told that it does not read one of these, and which; empty if nobody has."""
+    told = (reader for reader in readers if reader.coders)
+    lacking = ((r.name, coder) for r in told for coder in needed if coder not in r.coders)
+    return next((f"{name} does not read coder {int(coder)} ({coder_name(coder)})" for name, coder in lacking), "")
+
+
+def _choose(coder: str, readers: Sequence[Reader], threads: int) -> ModeChoice:
     for mode in MODES:
         if coder == mode:
-            warns = unread if mode != "blind" else ""
-            return ModeChoice(mode, f"as configured, though {warns}" if warns else "as configured")
-    if unread:
-        return ModeChoice("blind", unread)
+            return ModeChoice(mode, "as configured")
+    if no_context := _lack(readers, (Coder.CONTEXT,)):
+        return ModeChoice("blind", no_context)
     slowest = min((r for r in readers if r.rate > 0), key=lambda r: r.rate, default=None)
     if slowest is None:
         return UNMEASURED

@@ -28,7 +28,10 @@ _RANGE = re.compile(r"bytes=([0-9]{1,18})-", re.ASCII)
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """Who answers: its name, the id of its current life, and the formats and coders that it reads."""
+    """Who answers: its name, the id of its current life, and the formats and coders that it reads.
+
+    Who pulls asks for its format; the coders are told for people, since every manifest names those of its edge.
+    """
 
     daemon: str
     boot: str

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from bench.pairs import PAIRS, Bits, Extent, States
 from bench.peers import Cwtrain, PeerMissingError
 from bench.subject import Subject, write_checkpoint
 from deltad.checkpoint import open_checkpoint
-from deltad.delta.backend import Backend, Mode
+from deltad.delta.backend import Backend, Mode, Place
 
 MODES: tuple[Mode, ...] = ("blind", "fast", "mid", "dense")
 
@@ -61,8 +62,8 @@ def test_the_full_digest_covers_every_weight(subject: Subject, backend: Backend)
     summed: list[int] = []
 
     class Counting:
-        def sum(self, data: Bits, offset: int, seed: int) -> None:
-            summed.append(data.nbytes)
+        def sum(self, lanes: Sequence[Bits], places: Sequence[Place]) -> None:
+            summed.extend(segment.nbytes for segment in lanes)
 
     full_digest(subject, Counting())()  # type: ignore[arg-type]
     assert sum(summed) == subject.states.new.nbytes
@@ -123,7 +124,7 @@ def test_an_anchor_is_written_and_read_back_and_its_bytes_set_against_others(
 
 def test_the_worst_pair_is_named_and_the_mean_is_geometric() -> None:
     def sizes(pair: int, dense: int) -> Sizes:
-        return Sizes(PAIRS[pair], {"dense": dense}, 100, 1, 1, 1.0)
+        return Sizes(PAIRS[pair], {"dense": dense}, 1000, 100, 1, 1, 1.0)
 
     mean, worst = codec._both("x", [sizes(0, 10), sizes(1, 40)], lambda one: one.against_xor("dense"), "a note")
     assert (mean.name, mean.value, mean.spread, mean.runs) == ("x, geometric mean", pytest.approx(0.2), (0.1, 0.4), 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 
 from bench import gpu_check, harness
 from bench.gpu_rows import DECLARED, Rows, report
+from deltad.delta.backend import Place, Segments
 from deltad.delta.backend.cuda.engine import CudaBackend
+from deltad.delta.digest import U64
 from tests.kit.cupy_on_host import CUPY, StreamedHostDevice
 from tests.kit.host_device import compiler
 
@@ -45,8 +48,8 @@ def test_what_comes_too_late_is_skipped_with_the_reason(tmp_path: Path) -> None:
 @on_host
 def test_a_wrong_stream_ends_the_check() -> None:
     class Wrong(CudaBackend):
-        def sum(self, data: np.ndarray, offset: int, seed: int) -> np.ndarray:
-            return super().sum(data, offset, seed) + np.uint64(1)
+        def sum(self, lanes: Segments, places: Sequence[Place]) -> U64:
+            return super().sum(lanes, places) + np.uint64(1)
 
     with pytest.raises(AssertionError, match="sums"):
         gpu_check.check(Wrong(StreamedHostDevice()), CUPY, Rows(0.0), np.random.default_rng(1), largest=3000)

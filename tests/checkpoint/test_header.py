@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize
 
 from deltad.checkpoint.safetensors import Header, format_header, parse_header, read_header
+from deltad.delta.layout import TensorSpec
 from deltad.errors import CheckpointError, DeltadError, FormatError, LimitError
 from deltad.limits import Limits
 from tests.checkpoint.shards import packed, random_tensors, raw_file
@@ -209,6 +210,13 @@ def test_a_header_that_is_written_is_read_back(layout: Any) -> None:
     assert [entry.spec for entry in header.entries if entry.spec.bytes] == [t for t in layout.tensors if t.bytes]
     assert {entry.spec for entry in header.entries} == set(layout.tensors)
     assert json.loads(text[8:])["__metadata__"] == {"format": "pt"}
+
+
+def test_a_header_that_was_read_before_is_held_against_each_files_own_size() -> None:
+    text = format_header([TensorSpec("a", "U8", (10,))])[8:]
+    assert parse_header(text, 8 + len(text) + 10, "whole").entries[0].spec.shape == (10,)
+    with pytest.raises(CheckpointError, match=r"^cut: .*expected a file of"):
+        parse_header(text, 8 + len(text) + 9, "cut")
 
 
 def test_the_length_is_checked_before_anything_of_that_size_is_read(read: Callable[[bytes], Header]) -> None:

@@ -62,29 +62,30 @@ else:
 
 @pytest.mark.parametrize("how", ["truncate", "overwrite"])
 def test_whoever_writes_to_a_file_waits_until_its_windows_are_back(path: Path, how: str) -> None:
+    path.write_bytes(np.arange(16 * MIB // 8, dtype=np.uint64).tobytes())  # more than is mapped ahead
     before = path.read_bytes()
     arena = Arena()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGURG})
     try:
         with lending(path) as weights:
-            first, second = weights.borrow(100, MIB, arena), weights.borrow(3 * MIB, MIB, arena)
+            first, second = weights.borrow(100, MIB, arena), weights.borrow(12 * MIB, MIB, arena)
             assert first.mapped
             assert second.mapped
             writer = in_child(WRITE, path, how)
             assert signal.sigtimedwait({signal.SIGURG}, PATIENCE), "the kernel tells of a writer that waits"
             weights.give_back(first)
             # A window that is asked for while a writer waits makes it wait no longer.
-            third = weights.borrow(MIB, MIB, arena)
+            third = weights.borrow(6 * MIB, MIB, arena)
             assert not third.mapped
-            assert second.bytes.tobytes() == before[3 * MIB :]
-            assert third.bytes.tobytes() == before[MIB : 2 * MIB]
+            assert second.bytes.tobytes() == before[12 * MIB : 13 * MIB]
+            assert third.bytes.tobytes() == before[6 * MIB : 7 * MIB]
             assert path.read_bytes() == before
             assert writer.poll() is None
             weights.give_back(second)
             assert writer.communicate(timeout=PATIENCE) == ("", "")
             assert writer.returncode == 0
             assert path.read_bytes() != before
-            assert third.bytes.tobytes() == before[MIB : 2 * MIB], "what was read is memory of the reader's own"
+            assert third.bytes.tobytes() == before[6 * MIB : 7 * MIB], "what was read is memory of the reader's own"
             weights.give_back(third)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGURG})

@@ -54,9 +54,9 @@ def test_the_regions_below_decide_how_a_version_is_coded_and_every_face_says_so(
         runs = {"r": RunReport()}
         told = [
             (None, "dense", "no region below has told what it pulls at"),
-            (RegionReport("far", "b1", 1, runs, (), 6e6, READ), "mid", "far pulls at 6.0 MB/s"),
+            (RegionReport("far", "b1", 1, runs, (), 7e6, READ), "mid", "far pulls at 7.0 MB/s"),
             (RegionReport("far", "b1", 2, runs, (), 5e8, READ), "blind", "far pulls at 500.0 MB/s"),
-            (RegionReport("old", "b2", 1, runs, (), 1e6, (0, 1)), "blind", "old does not read coder 2 (context)"),
+            (RegionReport("old", "b2", 1, runs, (), 1e6, (0, 1, 3)), "blind", "old does not read coder 2 (context)"),
         ]
         anchor = publish(daemon, tmp_path, 0)
         assert (anchor.kind, anchor.coder_reason) == ("anchor", "")

@@ -280,7 +280,21 @@ def test_large_frames_of_many_windows_and_segments_round_trip(backend: Backend, 
 
 
 @backends
-@given(data=st.binary(max_size=300), offset=st.integers(0, 200_000), seed=st.integers(0, 2**64 - 1))
-def test_every_backend_sums_alike(backend: Backend, data: bytes, offset: int, seed: int) -> None:
-    lanes = np.frombuffer(data, np.uint8)
-    assert np.array_equal(backend.sum(lanes, offset, seed), sum_bytes(lanes, offset, seed))
+@given(
+    segments=st.lists(
+        st.tuples(
+            st.sampled_from((1, 2, 4, 8)),
+            st.binary(max_size=300),
+            st.integers(0, 200_000),
+            st.integers(0, 2**64 - 1),
+        ),
+        max_size=4,
+    )
+)
+def test_every_backend_sums_alike(backend: Backend, segments: list[tuple[int, bytes, int, int]]) -> None:
+    lanes = [np.frombuffer(data[: len(data) // width * width], UNSIGNED[width]) for width, data, _, _ in segments]
+    places = [Place(seed, start) for _, _, start, seed in segments]
+    found = backend.sum(lanes, places)
+    assert found.shape == (len(segments), 2)
+    for share, part, place in zip(found, lanes, places, strict=True):
+        assert np.array_equal(share, sum_bytes(part.view(np.uint8), place.start * part.itemsize, place.seed))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltad.delta.backend import Backend, Changes, Lanes
+from deltad.delta.backend import Backend, Changes, Lanes, Place, Segments
 from deltad.delta.backend.choice import Candidates, Choice, Finding, decide, probe
 from deltad.delta.backend.fallback import FIRST_REST_SECONDS, Fallback, Switch
 from deltad.delta.backend.numpy import NumpyBackend
@@ -21,6 +21,7 @@ from deltad.types import DType
 from tests.kit.devices import Clock, FakeDevice
 
 DATA = np.arange(100, dtype=np.uint8)
+PLACES = [Place(1, 0)]
 
 
 def test_the_fastest_wins_and_the_sentence_has_the_figures() -> None:
@@ -100,8 +101,8 @@ class Probe:
 class Wrong(FakeDevice):
     """Sums one more than it should."""
 
-    def sum(self, data: np.ndarray, offset: int, seed: int) -> U64:
-        return super().sum(data, offset, seed) + np.uint64(1)
+    def sum(self, lanes: Segments, places: Sequence[Place]) -> U64:
+        return super().sum(lanes, places) + np.uint64(1)
 
 
 class Astray(FakeDevice):
@@ -209,7 +210,7 @@ def test_a_device_that_failed_comes_back_only_when_it_proves_right_again() -> No
     probed = Probe("cupy", cupy=lambda: next(devices), numba=NumpyBackend())
     for rest, name in [(0, "numpy"), (FIRST_REST_SECONDS, "numpy"), (2 * FIRST_REST_SECONDS, "cupy")]:
         probed.clock.now += rest
-        assert np.array_equal(probed.choice.backend.sum(DATA, 0, 1), NumpyBackend().sum(DATA, 0, 1))
+        assert np.array_equal(probed.choice.backend.sum([DATA], PLACES), NumpyBackend().sum([DATA], PLACES))
         assert probed.name == name
     assert [switch.backend for switch in probed.switches] == ["numpy", "cupy"]
 
@@ -218,7 +219,7 @@ def test_where_cupy_is_missing_that_is_what_is_said() -> None:
     script = (
         "import sys; sys.modules['cupy'] = None\n"
         "from deltad.delta.backend.choice import candidates\n"
-        "print(candidates(0, None)['cupy']())\n"
+        "print(candidates(0, 2 << 30)['cupy']())\n"
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert done.stdout == "(None, 'cupy is not installed')\n"

@@ -45,7 +45,7 @@ def apply(layout: Layout, chunks: list[EncodedChunk], onto: ArrayWeights) -> lis
     sums = sum_weights(layout, onto)
     undo = []
     for chunk in chunks:
-        for patch in read_patches(chunk.data, layout, BACKEND, base=onto, limits=SMALL):
+        for patch in read_patches([chunk.data], layout, BACKEND, base=onto, limits=SMALL):
             old = apply_patch(patch, onto.arrays[patch.tensor], layout.tensors[patch.tensor], sums, BACKEND)
             undo.append((patch, old))
     assert np.array_equal(sums, sum_weights(layout, onto)), "the sums followed every write"
@@ -73,7 +73,7 @@ def test_blind_patches_are_read_without_the_base(data: st.DataObject) -> None:
     base, target = data.draw(weights(layout)), data.draw(weights(layout))
     sums = sum_weights(layout, base)
     for chunk in list(encode(layout, target, base).chunks()):
-        for patch in list(read_patches(chunk.data, layout, BACKEND, limits=SMALL)):
+        for patch in list(read_patches([chunk.data], layout, BACKEND, limits=SMALL)):
             apply_patch(patch, base.arrays[patch.tensor], layout.tensors[patch.tensor], sums, BACKEND)
     assert base.equals(target)
 
@@ -128,7 +128,7 @@ def test_many_frames_and_chunks_at_any_density(density: float, mode: Mode) -> No
     changed = [int((a != b).sum()) for a, b in zip(base.arrays, target.arrays, strict=True)]
     assert edge.changed.tolist() == changed
     for chunk in chunks:
-        touched = {patch.tensor for patch in read_patches(chunk.data, LARGE, BACKEND, base=base, limits=SMALL)}
+        touched = {patch.tensor for patch in read_patches([chunk.data], LARGE, BACKEND, base=base, limits=SMALL)}
         assert min(touched) >= chunk.ref.first_tensor
         assert max(touched) <= chunk.ref.last_tensor
 
@@ -175,12 +175,11 @@ def test_an_edge_is_read_and_applied_by_several_threads(mode: Mode | None, threa
     apply_chunks(data, LARGE, after, sums, BACKEND, limits=SMALL, threads=threads)
     assert after.equals(target)
     assert np.array_equal(sums, sum_weights(LARGE, target, threads=threads))
-    for chunk in data:
-        one, several = (
-            list(read_patches(chunk, LARGE, BACKEND, base=base, limits=SMALL, threads=count)) for count in (1, threads)
-        )
-        assert [patch.tensor for patch in several] == [patch.tensor for patch in one]
-        assert all(np.array_equal(a.values, b.values) for a, b in zip(one, several, strict=True))
+    one, several = (
+        list(read_patches(data, LARGE, BACKEND, base=base, limits=SMALL, threads=count)) for count in (1, threads)
+    )
+    assert [patch.tensor for patch in several] == [patch.tensor for patch in one]
+    assert all(np.array_equal(a.values, b.values) for a, b in zip(one, several, strict=True))
 
 
 class Apart(ArrayWeights):
@@ -357,23 +356,23 @@ def test_a_chunk_with_any_byte_changed_is_refused_or_right(mode: Mode) -> None:
 def test_a_truncated_chunk_is_refused(length: int) -> None:
     data = hostile_chunk()[:length] if length else b""
     if not data:
-        assert list(read_patches(data, HOSTILE, BACKEND)) == []
+        assert list(read_patches([data], HOSTILE, BACKEND)) == []
         return
     with pytest.raises(FormatError):
-        list(read_patches(data, HOSTILE, BACKEND))
+        list(read_patches([data], HOSTILE, BACKEND))
 
 
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_are_refused_as_a_chunk(data: bytes) -> None:
     if data:
         with pytest.raises(FormatError):
-            list(read_patches(data, HOSTILE, BACKEND))
+            list(read_patches([data], HOSTILE, BACKEND))
 
 
 def test_a_chunk_made_for_another_layout_is_refused() -> None:
     other = replace_shape(HOSTILE, (40, 49))
     with pytest.raises(FormatError, match="rectangle"):
-        list(read_patches(hostile_chunk(), other, BACKEND))
+        list(read_patches([hostile_chunk()], other, BACKEND))
 
 
 def replace_shape(layout: Layout, shape: tuple[int, ...]) -> Layout:
@@ -383,7 +382,7 @@ def replace_shape(layout: Layout, shape: tuple[int, ...]) -> Layout:
 
 def test_a_chunk_above_the_limit_is_refused_before_it_is_parsed() -> None:
     with pytest.raises(FormatError, match="at most"):
-        list(read_patches(hostile_chunk(), HOSTILE, BACKEND, limits=replace(Limits(), chunk_bytes=100)))
+        list(read_patches([hostile_chunk()], HOSTILE, BACKEND, limits=replace(Limits(), chunk_bytes=100)))
 
 
 def frame_of(**fields: object) -> bytes:
@@ -443,14 +442,14 @@ CLASSES = {"coder": 2, "starts": (0,), "streams": ((2, 2), (0, 0), (1, 1), (0, 0
 )
 def test_a_frame_header_that_breaks_a_rule_is_refused_in_words(fields: dict[str, object], said: str) -> None:
     base = ArrayWeights.zeros(HOSTILE)
-    assert len(list(read_patches(frame_of(), HOSTILE, BACKEND))) == 1
+    assert len(list(read_patches([frame_of()], HOSTILE, BACKEND))) == 1
     with pytest.raises(FormatError, match=said):
-        list(read_patches(frame_of(**fields), HOSTILE, BACKEND, base=base))
+        list(read_patches([frame_of(**fields)], HOSTILE, BACKEND, base=base))
 
 
 def test_rectangles_that_are_no_runs_may_interlock() -> None:
     rects = (Rect(0, (0, 0), (2, 1)), Rect(0, (0, 1), (1, 1)))
-    assert len(list(read_patches(frame_of(rects=rects), HOSTILE, BACKEND))) == 2
+    assert len(list(read_patches([frame_of(rects=rects)], HOSTILE, BACKEND))) == 2
 
 
 def test_a_stream_that_zstd_would_blow_up_is_refused_before_it_is_unpacked() -> None:
@@ -458,18 +457,18 @@ def test_a_stream_that_zstd_would_blow_up_is_refused_before_it_is_unpacked() -> 
     coding = Coding(Coder.BLIND, lanes, lanes)
     plain = [bytes(lanes), b"", bytes(lanes // 4), b"", b""]
     bomb = write_frame("BF16", (Rect(0, (0, 0), (40, 50)),), coding, b"", plain)
-    assert len(list(read_patches(bomb, HOSTILE, BACKEND, limits=replace(Limits(), frame_plain_bytes=2500)))) == 1
+    assert len(list(read_patches([bomb], HOSTILE, BACKEND, limits=replace(Limits(), frame_plain_bytes=2500)))) == 1
     with pytest.raises(LimitError, match="plain bytes"):
-        list(read_patches(bomb, HOSTILE, BACKEND, limits=replace(Limits(), frame_plain_bytes=2499)))
+        list(read_patches([bomb], HOSTILE, BACKEND, limits=replace(Limits(), frame_plain_bytes=2499)))
     with pytest.raises(LimitError, match="lanes"):
-        list(read_patches(bomb, HOSTILE, BACKEND, limits=replace(Limits(), frame_lanes=1999)))
+        list(read_patches([bomb], HOSTILE, BACKEND, limits=replace(Limits(), frame_lanes=1999)))
     larger = zstandard.compress(bytes(100_000))
     length = int.from_bytes(bomb[:4], "little")
     header = msgspec.msgpack.decode(bomb[4 : 4 + length], type=FrameHeader)
     streams = ((lanes, len(larger)), (0, 0), *header.streams[2:])
     lying = msgspec.msgpack.encode(msgspec.structs.replace(header, streams=streams))
     with pytest.raises(FormatError, match="zstd claims 100000"):
-        list(read_patches(len(lying).to_bytes(4, "little") + lying + larger + bytes(lanes), HOSTILE, BACKEND))
+        list(read_patches([len(lying).to_bytes(4, "little") + lying + larger + bytes(lanes)], HOSTILE, BACKEND))
 
 
 def test_a_frame_that_would_add_other_than_its_check_is_refused_before_it_is_written() -> None:
@@ -483,7 +482,7 @@ def test_a_frame_that_would_add_other_than_its_check_is_refused_before_it_is_wri
         apply_chunks([data], HOSTILE, base, sum_weights(HOSTILE, base), BACKEND)
     assert base.equals(before)
     with pytest.raises(IntegrityError, match="nothing was written"):
-        list(read_patches(data, HOSTILE, BACKEND, base=base))
+        list(read_patches([data], HOSTILE, BACKEND, base=base))
 
 
 @pytest.mark.parametrize(("draw", "coder"), [(ArrayWeights.random, Coder.RAW), (ArrayWeights.bell, Coder.PACKED)])

@@ -56,7 +56,7 @@ def coded(backend: Backend, seed: int, mode: Mode, size: int = 30_000) -> list[b
     target = [lanes.copy() for lanes in old]
     backend.decode_apply(frame.coding, check_of(frame), frame.streams, target, places, BF16)
     assert all(np.array_equal(a, b) for a, b in zip(target, new, strict=True))
-    assert np.array_equal(backend.sum(new[1].view(np.uint8), 6, 3), REFERENCE.sum(new[1].view(np.uint8), 6, 3))
+    assert np.array_equal(backend.sum(new, places), REFERENCE.sum(new, places))
     return [bytes(stream) for stream in frame.streams]
 
 
@@ -104,7 +104,7 @@ def test_lanes_on_the_gpu_have_been_written_when_the_call_returns(cupy: LazyCupy
 def test_an_array_of_another_gpu_is_refused(cupy: LazyCupy) -> None:
     backend = open_backend(3)
     with pytest.raises(DeviceError, match=r"expected one on Lazy \(GPU 3\), found one on GPU 0"):
-        backend.sum(np.zeros(8, np.uint8).view(OnGpu), 0, 1)
+        backend.sum([np.zeros(8, np.uint8).view(OnGpu)], [Place(1, 0)])
 
 
 def test_a_refused_frame_leaves_the_device_usable(cupy: LazyCupy) -> None:

@@ -30,6 +30,7 @@ LAYOUT = Layout(1, (TensorSpec("a", "BF16", (30, 60)), TensorSpec("b", "F32", (3
 BASE = ArrayWeights.random(LAYOUT, 3)
 TARGET = BASE.changed(0.05)
 DATA = np.arange(100, dtype=np.uint8)
+PLACES = [Place(7, 0)]
 
 
 class Guarded:
@@ -51,7 +52,7 @@ class Guarded:
         return self.next
 
     def call(self) -> None:
-        assert np.array_equal(self.backend.sum(DATA, 0, 7), NumpyBackend().sum(DATA, 0, 7))
+        assert np.array_equal(self.backend.sum([DATA], PLACES), NumpyBackend().sum([DATA], PLACES))
 
 
 def broken() -> FakeDevice:

@@ -213,8 +213,8 @@ def read_in_every_way(data: bytes, layout: Layout, before: ArrayWeights, backend
     with at_most(FRAME_BYTES + 8 * len(data), data[:40]):
         for read in (
             lambda: list(read_headers(data, layout, limits=LIMITS)),
-            lambda: list(read_patches(data, layout, backend, limits=LIMITS)),
-            lambda: list(read_patches(data, layout, backend, base=after, limits=LIMITS)),
+            lambda: list(read_patches([data], layout, backend, limits=LIMITS)),
+            lambda: list(read_patches([data], layout, backend, base=after, limits=LIMITS)),
         ):
             try:
                 read()

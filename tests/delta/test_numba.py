@@ -88,7 +88,7 @@ def test_nothing_is_touched_before_or_behind_the_lanes_and_streams(size: int, mo
         assert np.array_equal(changes.positions, np.flatnonzero(before != after))
         BACKEND.decode_apply(frame.coding, frame.sums[0], fenced, [old], places, BF16)
         assert np.array_equal(old, after)
-        assert np.array_equal(BACKEND.sum(old.view(np.uint8), 6, 5), REFERENCE.sum(after.view(np.uint8), 6, 5))
+        assert np.array_equal(BACKEND.sum([old], places), REFERENCE.sum([after], places))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -213,7 +213,7 @@ if "WARM" in os.environ:
     from deltad.delta.backend.numba.proof import warm
     warm(["BF16"])
 from deltad.delta.backend.numba import sums
-print(sum(sums.sum_bytes.stats.cache_hits.values()), sum(sums.sum_bytes.stats.cache_misses.values()))
+print(sum(sums.sum_runs.stats.cache_hits.values()), sum(sums.sum_runs.stats.cache_misses.values()))
 """
 
 
@@ -254,7 +254,7 @@ def test_without_numba_numpy_is_taken_and_a_daemon_says_why() -> None:
         "from deltad.delta.backend.choice import candidates, probe\n"
         "from deltad.errors import ConfigError\n"
         "print(choose().name)\n"
-        "print(probe('auto', candidates(0, None), clock=time.monotonic, on_switch=print).reason)\n"
+        "print(probe('auto', candidates(0, 2 << 30), clock=time.monotonic, on_switch=print).reason)\n"
         "try: choose('numba')\n"
         "except ConfigError as error: print(error)\n"
     )

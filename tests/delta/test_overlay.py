@@ -32,7 +32,7 @@ def stage(layout: Layout, below: ArrayWeights, chain: list[tuple[str, ArrayWeigh
         patches = [
             patch
             for chunk in edge.chunks()
-            for patch in read_patches(chunk.data, layout, BACKEND, base=beside, limits=SMALL)
+            for patch in read_patches([chunk.data], layout, BACKEND, base=beside, limits=SMALL)
         ]
         beside.add(patches)
         staged.append(patches)
@@ -93,7 +93,7 @@ def test_without_what_came_before_a_later_step_by_context_is_refused(mode: Mode)
     assert {frame.header.coder for frame in frames(stored, layout)} == {Coder.CONTEXT}
     data = next(stored.data())
     with pytest.raises((FormatError, IntegrityError)):
-        list(read_patches(data, layout, BACKEND, base=Overlay(below, layout), limits=SMALL))
+        list(read_patches([data], layout, BACKEND, base=Overlay(below, layout), limits=SMALL))
 
 
 def test_a_window_that_no_patch_touches_is_a_view_and_any_other_a_copy() -> None:

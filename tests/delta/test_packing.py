@@ -355,4 +355,4 @@ def test_a_whole_frame_with_a_stream_through_zstd_is_refused(coder: Coder) -> No
     changed = msgspec.msgpack.encode(msgspec.structs.replace(header, streams=lengths))
     body = data[4 + length : len(data) - len(streams[-1])] + shorter
     with pytest.raises(FormatError, match="stored as they are"):
-        list(read_patches(len(changed).to_bytes(4, "little") + changed + body, BELL, REFERENCE))
+        list(read_patches([len(changed).to_bytes(4, "little") + changed + body], BELL, REFERENCE))

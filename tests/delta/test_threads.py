@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltad.delta.backend import Changes, Segments, Stream
+from deltad.delta.backend.numpy import NumpyBackend
+from deltad.delta.codec import read_patches
+from deltad.delta.coding import Coding
+from deltad.delta.layout import Layout, TensorSpec
 from deltad.delta.threads import default_threads, in_order
+from deltad.types import DType
+from tests.kit.deltas import SMALL, encoder
+from tests.kit.weights import ArrayWeights
 
 PATIENCE = 30
 THREADS = [1, 2, 3, 5]
@@ -61,6 +69,18 @@ def test_an_error_comes_where_its_result_would_and_ends_the_rest(threads: int) -
     assert max(begun) < 7 + 4 * threads + 1
 
 
+@pytest.mark.parametrize("threads", THREADS)
+def test_an_error_of_the_items_comes_behind_the_results_of_those_before_it(threads: int) -> None:
+    def items() -> Iterator[int]:
+        yield from range(3)
+        raise LookupError("no more of them")
+
+    results = in_order(lambda item: item, items(), threads)
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(LookupError, match="no more"):
+        next(results)
+
+
 def test_what_was_begun_is_waited_for_when_nobody_wants_the_rest() -> None:
     working, may_end, ended = threading.Semaphore(0), threading.Event(), []
 
@@ -95,3 +115,19 @@ def test_items_that_clash_are_never_worked_on_together(items: list[int], threads
 
 def test_there_is_a_thread_by_default_and_not_one_for_each_of_many_processors() -> None:
     assert 1 <= default_threads() <= 2
+
+
+def test_the_frames_of_many_chunks_are_read_by_the_same_threads() -> None:
+    readers: set[threading.Thread] = set()
+
+    class Noting(NumpyBackend):
+        def decode(self, coding: Coding, streams: Sequence[Stream], base: Segments | None, dtype: DType) -> Changes:
+            readers.add(threading.current_thread())
+            return super().decode(coding, streams, base, dtype)
+
+    layout = Layout(1, tuple(TensorSpec(name, "BF16", (50_000,)) for name in "abcdef"))
+    base = ArrayWeights.random(layout)
+    chunks = [chunk.data for chunk in encoder(layout, base.changed(0.2), base, limits=SMALL).chunks()]
+    assert len(chunks) > 2
+    assert len(list(read_patches(chunks, layout, Noting(), limits=SMALL, threads=2))) >= len(chunks)
+    assert 1 <= len(readers) <= 2

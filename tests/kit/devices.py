@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from deltad.delta.backend import Backend, Changes, EncodedFrame, Lanes, Mode, Place, Segments, Stream
 from deltad.delta.backend.numpy import NumpyBackend
 from deltad.delta.coding import Coding
@@ -86,6 +84,6 @@ class FakeDevice:
         self._begin()
         return self._backend.unpack(streams, lanes, dtype)
 
-    def sum(self, data: np.ndarray, offset: int, seed: int) -> U64:
+    def sum(self, lanes: Segments, places: Sequence[Place]) -> U64:
         self._begin()
-        return self._backend.sum(data, offset, seed)
+        return self._backend.sum(lanes, places)

@@ -125,8 +125,8 @@ class Backend(Protocol):
         Raises FormatError where a code is not complete or a stream is not used up exactly.
         """
 
-    def sum(self, data: npt.NDArray[np.uint8], offset: int, seed: int) -> U64:
-        """The share of contiguous bytes at `offset` of their tensor in its element sum. Shape [2]."""
+    def sum(self, lanes: Segments, places: Sequence[Place]) -> U64:
+        """The share of every segment in its tensor's element sum, shape [segments, 2]; of lanes of any width."""
 
 
 def choose(kind: str = "auto") -> Backend:

@@ -20,6 +20,7 @@ from deltad.delta.backend.fallback import Fallback, Switch
 from deltad.delta.backend.numpy import NumpyBackend
 from deltad.delta.backend.proof import flaw
 from deltad.errors import ConfigError, DeviceError
+from deltad.limits import DEVICE_MEMORY_BYTES
 from deltad.types import DTYPES
 
 KINDS = ("auto", "cupy", "numba", "numpy")
@@ -88,7 +89,7 @@ def choose(kind: str) -> Backend:
     """See `deltad.delta.backend.choose`."""
     if _known(kind) == "numpy":
         return NumpyBackend()
-    backend, finding = _cupy(0, None) if kind == "cupy" else _numba()
+    backend, finding = _cupy(0, DEVICE_MEMORY_BYTES) if kind == "cupy" else _numba()
     return NumpyBackend() if backend is None and kind == "auto" else _usable(kind, backend, finding)
 
 
@@ -135,7 +136,7 @@ def probe(
     return Choice(guarded(device) if device and name == "cupy" else cpu, reason)
 
 
-def candidates(device: int, memory_limit: int | None) -> Candidates:
+def candidates(device: int, memory_limit: int) -> Candidates:
     """The candidates of this build. `device` is the GPU's index, `memory_limit` the bytes of it that may be taken."""
     return {"cupy": lambda: _cupy(device, memory_limit), "numba": _numba}
 
@@ -154,7 +155,7 @@ def _usable(kind: str, backend: Backend | None, finding: str) -> Backend:
     return backend
 
 
-def _cupy(device: int, memory_limit: int | None) -> Opened:
+def _cupy(device: int, memory_limit: int) -> Opened:
     if find_spec("cupy") is None or find_spec(_CUDA) is None:
         return None, "cupy is not installed"
     try:

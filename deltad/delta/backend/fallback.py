@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from deltad.delta.backend import Backend, Changes, EncodedFrame, Lanes, Mode, Place, Segments, Stream
 from deltad.delta.coding import Coding
 from deltad.delta.digest import U64
@@ -108,8 +105,8 @@ class Fallback:
     def unpack(self, streams: Sequence[Stream], lanes: int, dtype: DType) -> Lanes:
         return self.cpu.unpack(streams, lanes, dtype)
 
-    def sum(self, data: npt.NDArray[np.uint8], offset: int, seed: int) -> U64:
-        return self._answer(lambda backend: backend.sum(data, offset, seed))
+    def sum(self, lanes: Segments, places: Sequence[Place]) -> U64:
+        return self._answer(lambda backend: backend.sum(lanes, places))
 
     def _answer(self, call: Callable[[Backend], Answer]) -> Answer:
         device = self._device

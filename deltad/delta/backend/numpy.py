@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from deltad.delta import packing
 from deltad.delta.backend import UNSIGNED, Changes, EncodedFrame, Lanes, Mode, Place, Positions, Segments, Stream
@@ -95,8 +94,11 @@ class NumpyBackend:
     def unpack(self, streams: Sequence[Stream], lanes: int, dtype: DType) -> Lanes:
         return packing.unpack(streams, lanes, dtype)
 
-    def sum(self, data: npt.NDArray[np.uint8], offset: int, seed: int) -> U64:
-        return sum_bytes(data, offset, seed)
+    def sum(self, lanes: Segments, places: Sequence[Place]) -> U64:
+        sums = np.zeros((len(lanes), 2), np.uint64)
+        for i, (segment, place) in enumerate(zip(lanes, places, strict=True)):
+            sums[i] = sum_bytes(segment.view(np.uint8), place.start * segment.itemsize, place.seed)
+        return sums
 
 
 def check_sums(sums: U64, check: U64) -> None:

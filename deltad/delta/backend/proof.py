@@ -23,8 +23,9 @@ def flaw(backend: Backend, dtypes: Sequence[str] = ("BF16",)) -> str:
 
     Has everything compiled or loaded that such frames need. Raises what the backend raises where it cannot run.
     """
-    data = np.arange(1000, dtype=np.uint8)
-    if not np.array_equal(backend.sum(data, 65_001, _SEED), NumpyBackend().sum(data, 65_001, _SEED)):
+    bytes_and_words: list[Lanes] = [np.arange(1000, dtype=np.uint8), np.arange(500, dtype=np.uint32)]
+    places = [Place(_SEED, 65_001), Place(_SEED + 1, 3)]
+    if not np.array_equal(backend.sum(bytes_and_words, places), NumpyBackend().sum(bytes_and_words, places)):
         return "its sums are wrong"
     types = [DTYPES[name] for name in dtypes]
     found = chain(

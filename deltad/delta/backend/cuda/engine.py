@@ -1,8 +1,10 @@
 """The CUDA backend: `deltad.delta.backend.Backend` by the kernels of `kernels/`, on one device.
 
 Equal to the numpy reference in every byte and every refusal. Lanes may be the host's or lie on the device; what is
-given back is the host's. Whole frames are packed by the reference, on the host. Threads may work on frames side
-by side, as many as the device has sessions for.
+given back is the host's. Threads may work on frames side by side, as many as the device has sessions for.
+
+Whole frames are packed and unpacked by the reference, on the host: no kernel packs. A daemon's `Fallback` never asks
+this backend for it, but the CPU's, which is numba's where it works. Whoever uses this backend bare packs slowly.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from deltad.delta import packing
 from deltad.delta.backend import Changes, EncodedFrame, Lanes, Mode, Place, Segments, Stream
@@ -77,14 +78,18 @@ class CudaBackend:
     def unpack(self, streams: Sequence[Stream], lanes: int, dtype: DType) -> Lanes:
         return packing.unpack(streams, lanes, dtype)
 
-    def sum(self, data: npt.NDArray[np.uint8], offset: int, seed: int) -> U64:
+    def sum(self, lanes: Segments, places: Sequence[Place]) -> U64:
         with self.device.session():
-            return self._sum(data, offset, seed)
+            work = self._work(_BYTES)
+            sums = self.device.zeros(2 * len(lanes) * WORD)
+            for i, (segment, place) in enumerate(zip(lanes, places, strict=True)):
+                offset = place.start * segment.itemsize
+                self._sum(work, segment.view(np.uint8), offset, place.seed, sums.address + 2 * i * WORD)
+            return work.take(sums, np.uint64, 2 * len(lanes)).reshape(-1, 2)
 
-    def _sum(self, data: Any, offset: int, seed: int) -> U64:
-        work = self._work(_BYTES)
+    def _sum(self, work: Work, data: Any, offset: int, seed: int, sums: int) -> None:
+        """Add the share of bytes at `offset` of their tensor to the two words at `sums`."""
         size = int(data.size)
-        sums = self.device.zeros(2 * WORD)
         address = self.device.adopt(data)
         lead = offset % 16  # so that what is a vector of the digest is one in memory
         buffer = self.device.allocate(size + lead if address is None else 0)
@@ -103,9 +108,8 @@ class CudaBackend:
                 size=int(part.size),
                 keys=work.keys,
                 base=multiplier_bases(seed).tolist(),
-                sums=sums.address,
+                sums=sums,
             )
-        return work.take(sums, np.uint64, 2)
 
     def _work(self, dtype: DType) -> Work:
         return Work(self.device, dtype, self._keys)

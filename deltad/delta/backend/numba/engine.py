@@ -27,11 +27,11 @@ from deltad.delta.backend.numba.job import (
 )
 from deltad.delta.backend.numba.planning import plan, sample
 from deltad.delta.backend.numba.streams import Input, Output
-from deltad.delta.backend.numba.sums import sum_bytes
+from deltad.delta.backend.numba.sums import sum_runs
 from deltad.delta.backend.numpy import check_sums
 from deltad.delta.coding import Coder, Coding, exponents
 from deltad.delta.difference import from_codes
-from deltad.delta.digest import U64, zero_sum
+from deltad.delta.digest import U64
 from deltad.errors import FormatError
 from deltad.types import DType
 
@@ -116,10 +116,13 @@ class NumbaBackend:
     def unpack(self, streams: Sequence[Stream], lanes: int, dtype: DType) -> Lanes:
         return packing.unpack(streams, lanes, dtype)
 
-    def sum(self, data: npt.NDArray[np.uint8], offset: int, seed: int) -> U64:
-        sums = zero_sum()
-        numbers = (address(data), data.size, offset, seed, keys_address(), address(sums))
-        sum_bytes(*(np.uint64(number) for number in numbers))
+    def sum(self, lanes: Segments, places: Sequence[Place]) -> U64:
+        runs = [
+            (address(segment), segment.nbytes, place.start * segment.itemsize, place.seed)
+            for segment, place in zip(lanes, places, strict=True)
+        ]
+        table, sums = np.array(runs, np.uint64), np.zeros((len(runs), 2), np.uint64)
+        sum_runs(*(np.uint64(number) for number in (address(table), len(runs), keys_address(), address(sums))))
         return sums
 
 

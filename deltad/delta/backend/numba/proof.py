@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from deltad.delta.backend import Place
 from deltad.delta.backend.numba.bits import FAST_DEPOSIT
 from deltad.delta.backend.numba.compiling import numba
 from deltad.delta.backend.numba.engine import NumbaBackend
@@ -25,7 +26,7 @@ def proven() -> tuple[NumbaBackend | None, str]:
         return None, "its kernels are for little-endian processors"
     backend = NumbaBackend()
     data = np.arange(1000, dtype=np.uint8)
-    if not np.array_equal(backend.sum(data, 65_001, _SEED), sum_bytes(data, 65_001, _SEED)):
+    if not np.array_equal(backend.sum([data], [Place(_SEED, 65_001)])[0], sum_bytes(data, 65_001, _SEED)):
         return None, "its sums are wrong"
     return backend, f"numba {numba.__version__} works here" + ("" if FAST_DEPOSIT else ", without PDEP")
 

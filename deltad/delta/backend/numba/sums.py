@@ -134,9 +134,10 @@ def _four_blocks(data: Word, keys: Word) -> tuple[Word, Word, Word, Word, Word, 
     return a0, b0, a1, b1, a2, b2, a3, b3
 
 
-@kernel
-def sum_bytes(data: Word, size: Word, offset: Word, seed: Word, keys: Word, sums: Word) -> None:
+@phase
+def _add_bytes(data: Word, size: Word, offset: Word, seed: Word, keys: Word, sums: Word) -> None:
     """Add to two sums the share of `size` bytes at `data`, which lie at `offset` of their tensor."""
+    keep_apart()
     end = offset + size
     while offset < end:
         block = offset >> _16
@@ -160,3 +161,12 @@ def sum_bytes(data: Word, size: Word, offset: Word, seed: Word, keys: Word, sums
             _add(sums, a, b, seed, block)
         data += count
         offset += count
+
+
+@kernel
+def sum_runs(runs: Word, count: Word, keys: Word, sums: Word) -> None:
+    """Add to the two sums of each run its share. A row of `runs`: address, size, offset in its tensor, its seed."""
+    for i in range(count):
+        run = runs + i * _32
+        data, size, offset, seed = load64(run, _0), load64(run, _1), load64(run, _2), load64(run, _3)
+        _add_bytes(data, size, offset, seed, keys, sums + i * _16)

@@ -13,7 +13,7 @@ import numpy as np
 
 from deltad.checkpoint.aligned import Aligned
 from deltad.checkpoint.directory import open_checkpoint
-from deltad.delta.backend import Backend
+from deltad.delta.backend import Backend, Place
 from deltad.delta.digest import U64, tensor_seed, zero_sum
 from deltad.delta.layout import Layout, TensorSpec
 from deltad.delta.weights import Span, Weights, borrowed
@@ -52,8 +52,7 @@ def check_generation(
             total = zero_sum()
             for _, start, count in _spans(i, spec):
                 with borrowed(weights, (i, start, count)) as lanes:
-                    piece = np.ascontiguousarray(lanes).view(np.uint8)
-                    total += backend.sum(piece, start * spec.type.lane_bytes, tensor_seed(spec.name))
+                    total += backend.sum([lanes], [Place(tensor_seed(spec.name), start)])[0]
                 wrong = start + count == spec.lanes and (total != sums[i]).any()
                 yield Checked(i, count * spec.type.lane_bytes, wrong=spec.name if wrong else "")
 

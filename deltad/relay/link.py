@@ -10,7 +10,7 @@ import random
 from collections import deque
 
 from deltad.errors import ConfigError, DeltadError, DeniedError
-from deltad.protocol.pull import Backoff
+from deltad.protocol.backoff import Backoff
 
 _RATE_SECONDS = 5.0
 

@@ -19,16 +19,16 @@ import structlog
 from deltad.delta.record import VersionRecord
 from deltad.errors import DeltadError, NotFoundError, PeerError, UnavailableError
 from deltad.limits import Limits
-from deltad.protocol.pull import (
-    Backoff,
+from deltad.protocol.backoff import Backoff
+from deltad.protocol.pull import Pull, PullPolicy
+from deltad.protocol.pull_decisions import (
     Commit,
     Decision,
     Fetch,
     FetchRecord,
+    ListEdges,
     ListVersions,
     Load,
-    Pull,
-    PullPolicy,
     Wait,
 )
 from deltad.protocol.pull_plan import Arrived, Kind, Wanted, check_arrival

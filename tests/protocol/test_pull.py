@@ -34,7 +34,9 @@ from deltad.errors import (
     StoreFullError,
 )
 from deltad.limits import Limits
-from deltad.protocol.pull import Backoff, Commit, Decision, Fetch, FetchRecord, Load, PullPolicy
+from deltad.protocol.backoff import Backoff
+from deltad.protocol.pull import PullPolicy
+from deltad.protocol.pull_decisions import Commit, Decision, Fetch, FetchRecord, Load
 from deltad.protocol.pull_plan import Kind, check_arrival, want
 from deltad.types import Digest, Version
 from tests.kit.pulling import PullingDaemon

@@ -266,15 +266,9 @@ class RunStore:
     def edge(self, ref: EdgeRef, target: Node) -> Edge:
         """What the graph knows of an edge that is held. May read the disk."""
         digest = Digest(ref.manifest)
+        total, coders = self.weight(ref)
         with self._lock:
-            derived = self._derived.get(digest)
-        if derived is not None:
-            total, coders = derived.bytes, derived.coders
-        elif digest in self._weighed:
-            total, coders = self._weighed[digest]
-        else:
-            manifest = decode_manifest(self._objects.read_unasked(digest), limits=self._limits)
-            total, coders = self._weighed[digest] = edge_bytes(manifest, ref.size), manifest.coders
+            derived = self._derived.get(digest) is not None
         base = None if ref.base is None else Node(self.run, ref.base)
         return Edge(
             ref.kind,
@@ -284,8 +278,20 @@ class RunStore:
             ref.size,
             total,
             foldable=Coder.CONTEXT not in coders,
-            derived=derived is not None,
+            derived=derived,
         )
+
+    def weight(self, ref: EdgeRef) -> tuple[int, tuple[int, ...]]:
+        """What a reader of an edge that is held fetches, in bytes, and its coders. May read the disk."""
+        digest = Digest(ref.manifest)
+        with self._lock:
+            derived = self._derived.get(digest)
+        if derived is not None:
+            return derived.bytes, derived.coders
+        if digest not in self._weighed:
+            manifest = decode_manifest(self._objects.read_unasked(digest), limits=self._limits)
+            self._weighed[digest] = edge_bytes(manifest, ref.size), manifest.coders
+        return self._weighed[digest]
 
     def path(
         self, record: VersionRecord, variant: str, held: Collection[Version] = (), *, anchors: bool = True

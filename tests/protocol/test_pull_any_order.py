@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from deltad.delta.encoding import sha256
 from deltad.errors import PeerError, StoreFullError
 from deltad.protocol.pull import PullPolicy
-from deltad.protocol.pull_decisions import Commit, Decision, Fetch, FetchRecord, ListEdges, ListVersions, Load
+from deltad.protocol.pull_decisions import Commit, Decision, Fetch, FetchRecord, ListVersions, Load
 from deltad.protocol.pull_plan import check_arrival
 from tests.kit.pulling import PullingDaemon
 from tests.kit.versions import Lineage, Published

@@ -365,6 +365,9 @@ class Pull:
         version = min(self._plans, default=None)
         if version is None or not self._plans[version].complete:
             return
+        bases = (edge.base for edge in self._plans[version].edges.values())
+        if any(base is not None and self._holdings.record(base) is None for base in bases):
+            return  # what it is built on has to be reached in another way first
         key = ("commit", version)
         if key not in self._asked and self._is_due(key, now):
             self._asked.add(key)

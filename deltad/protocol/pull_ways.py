@@ -141,8 +141,8 @@ class _Search:
             if begun is not None and version == begun[0]:
                 self._ways[version] = _Way(dict(begun[1]))
                 self.led.add(version)
-            else:
-                self._ways[version] = self._way(version)
+            elif (way := self._way(version)) is not None or version in graph.seen:
+                self._ways[version] = way
         ends = (version for version in graph.seen if self._ways[version] is not None)
         self.target = max(ends, default=None)
 

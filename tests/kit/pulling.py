@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from deltad.delta.layout import decode_layout
 from deltad.delta.manifest import decode_manifest, decode_page
 from deltad.delta.record import VersionRecord, decode_record
+from deltad.errors import PeerError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.protocol.hints import Hint
 from deltad.protocol.pull import Pull, PullPolicy
@@ -26,7 +27,7 @@ from deltad.protocol.pull_decisions import (
     Load,
     Wait,
 )
-from deltad.protocol.pull_plan import check_arrival
+from deltad.protocol.pull_plan import Wanted, check_arrival
 from deltad.types import Digest, RunId, Version
 from tests.kit.versions import Published
 
@@ -133,14 +134,7 @@ class PullingDaemon:
             case ListEdges():
                 self.pull.edges_listed(self.hints, self.now)
             case Fetch(wanted):
-                if wanted.digest in self.peer_objects:
-                    arrived = check_arrival(wanted, self.peer_objects[wanted.digest], "peer-1", limits=self.limits)
-                    if self.pull.object_arrived(arrived, self.now):
-                        self.damaged.discard(wanted.digest)
-                        self.holdings.objects[wanted.digest] = arrived.data
-                        self.pull.object_stored(wanted)
-                else:
-                    self.pull.object_missing(wanted, self.now)
+                self._answer_fetch(wanted)
             case Load(wanted) if wanted.digest in self.damaged:
                 self.pull.load_failed(wanted)
             case Load(wanted):
@@ -156,6 +150,20 @@ class PullingDaemon:
             case _:
                 raise AssertionError(decision)
         self.decide()
+
+    def _answer_fetch(self, wanted: Wanted) -> None:
+        if wanted.digest not in self.peer_objects:
+            self.pull.object_missing(wanted, self.now)
+            return
+        try:
+            arrived = check_arrival(wanted, self.peer_objects[wanted.digest], "peer-1", limits=self.limits)
+        except PeerError:
+            self.pull.object_failed(wanted, self.now, wrong=True)
+            return
+        if self.pull.object_arrived(arrived, self.now):
+            self.damaged.discard(wanted.digest)
+            self.holdings.objects[wanted.digest] = arrived.data
+            self.pull.object_stored(wanted)
 
     def _check_commit(self, data: bytes, derived: tuple[Digest, ...]) -> None:
         """A store would take the version: each variant has an edge that is held whole, from a version that is."""

@@ -14,7 +14,7 @@ from functools import reduce
 import msgspec
 
 from deltad.delta.backend import choose
-from deltad.delta.codec import EdgeEncoder
+from deltad.delta.codec import EdgeEncoder, sum_weights
 from deltad.delta.emit import EncodedChunk
 from deltad.delta.encoding import encode, sha256
 from deltad.delta.fold import StoredDelta, fold
@@ -89,6 +89,14 @@ def anchor(version: Published, *, limits: Limits = SMALL_CHUNKS) -> Derived:
     """A version as a whole."""
     encoder = EdgeEncoder(version.layout, version.weights, choose(), limits=limits)
     return _made(version, None, EdgeKind.ANCHOR, list(encoder.chunks()), limits)
+
+
+def between(base: Published, target: Published, *, limits: Limits = SMALL_CHUNKS) -> Derived:
+    """From one version to another, encoded from their weights."""
+    sums = sum_weights(base.layout, base.weights)
+    encoder = EdgeEncoder(target.layout, target.weights, choose(), base=base.weights, base_sums=sums, limits=limits)
+    state = State(base.version, base.record.variants[0].root)
+    return _made(target, state, EdgeKind.SKIP_DELTA, list(encoder.chunks()), limits)
 
 
 def altered(made: Derived, **changes: object) -> Derived:

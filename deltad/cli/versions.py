@@ -26,9 +26,9 @@ def log(daemon: Daemon, run: RunId | None, limit: int | None, as_json: bool) -> 
     """List the versions of RUN, newest first.
 
     For each: when it was published, its kind, the share of elements that changed, its bytes and their
-    share of the full weights, how it is coded, and who published it; and where it was published here, why
-    it is coded so. Where a new epoch opens, the version it forks from is named, and how many versions that
-    leaves behind.
+    share of the full weights, how it is coded, and who published it; where it was published here, why it is
+    coded so; and where it was reached over versions in between, from which one. Where a new epoch opens, the
+    version it forks from is named, and how many versions that leaves behind.
 
     \b
     Examples:
@@ -53,7 +53,8 @@ def log_table(run: str, newest_first: Sequence[VersionInfo], forked: dict[str, s
     for info in newest_first:
         fork = forked.get(info.version, "")
         identity = f"identity {info.identity}" if info.identity else ""
-        note = "; ".join(filter(None, (fork, info.reason, info.coder_reason, identity)))
+        over = f"on {info.base}" if info.base not in ("", info.parent) else ""
+        note = "; ".join(filter(None, (fork, over, info.reason, info.coder_reason, identity)))
         rows.append(
             (
                 info.version,
@@ -90,7 +91,8 @@ def forks(ascending: Sequence[VersionInfo]) -> dict[str, str]:
 
 def version_facts(info: VersionInfo) -> Facts:
     """One version in words."""
-    how = f"{info.kind} on {info.parent}" if info.kind != "anchor" and info.parent else info.kind
+    base = info.base or info.parent
+    how = f"{info.kind} on {base}" if info.kind != "anchor" and base else info.kind
     rows: list[tuple[str, Cell | str]] = [
         ("kind", f"{how} ({info.reason})" if info.reason else how),
         ("changed", f"{info.changed:,} of {count(info.elements, 'element')}, {percent(info.density)}"),

@@ -8,15 +8,22 @@ from deltad.client.messages import Step, VersionInfo
 from deltad.daemon.notes import Note
 from deltad.delta.coding import coder_name
 from deltad.delta.record import VersionRecord
+from deltad.errors import NotFoundError
 from deltad.store.derived import edge_bytes
 from deltad.store.path import Hop
 from deltad.store.runs import RunStore
 
 
 def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note) -> VersionInfo:
-    """Everything the API says about one version, in its first variant. Reads its manifest."""
+    """Everything the API says about one version, in its first variant. Reads its manifest.
+
+    Of several edges the record's own come first, so that what derives further ones later changes nothing here.
+    Raises NotFoundError where no edge is held, IntegrityError or FormatError for a damaged one.
+    """
     variant = record.variants[0]
-    edge = run.edges(record.version, variant.name)[0]
+    edge = next(iter(run.edges(record.version, variant.name)), None)
+    if edge is None:
+        raise NotFoundError(f"{record.id}", expected="an edge that is held whole", found="none that leads there")
     manifest = run.read_manifest(edge)
     return VersionInfo(
         run=record.run,
@@ -40,6 +47,8 @@ def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note) 
         seconds=note.seconds,
         coder=note.coder or coder_names(manifest.coders),
         coder_reason=note.coder_reason,
+        base="" if edge.base is None else str(edge.base),
+        sequence=record.sequence,
     )
 
 

@@ -48,16 +48,15 @@ def offer(run: RunStore, after: Version | None) -> EdgeHints:
     latest = run.latest()
     if latest is None:
         raise NotFoundError(f"run {run.run}", found="no version of it is held here")
-    local = {edge.manifest for edge in run.derived() if edge.local}
     edges: list[EdgeHint] = []
     for variant in latest.variants:
         try:
-            path = run.path(latest, variant.name, [] if after is None else [after])
+            path = run.path(latest, variant.name, [] if after is None else [after], local=False)
         except NotFoundError:
             continue
         for hop in path.hops[: HINTED_EDGES - len(edges)]:
             edge, target = hop.edge, hop.record.version
-            if edge.manifest not in local and (edge.base is None or edge.base < target):
+            if edge.base is None or edge.base < target:
                 size, coders = run.weight(edge)
                 base = "" if edge.base is None else dotted(edge.base)
                 edges.append(

@@ -27,7 +27,6 @@ from pathlib import Path
 
 import msgspec
 
-from deltad.delta.coding import Coder
 from deltad.delta.layout import decode_layout
 from deltad.delta.manifest import Manifest, decode_manifest, decode_page
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord, decode_record
@@ -37,7 +36,7 @@ from deltad.protocol.publish import check_same, check_successor
 from deltad.protocol.pull_plan import check_manifest, check_tables
 from deltad.store.derived import DerivedEdge, DerivedEdges, derived_edge, edge_bytes
 from deltad.store.disk import FileSystem, make_directory, read_file, store_error, write_durably
-from deltad.store.graph import Edge, Node
+from deltad.store.graph import Edge
 from deltad.store.leases import LEASE_SECONDS, Leases
 from deltad.store.objects import ObjectStore
 from deltad.store.path import Path as EdgePath
@@ -263,23 +262,14 @@ class RunStore:
             derived = self._derived.to(record.version)
         return [*variant.edges, *(edge.ref for edge in derived if edge.variant == variant.name)]
 
-    def edge(self, ref: EdgeRef, target: Node) -> Edge:
+    def edge(self, ref: EdgeRef, target: VersionId) -> Edge:
         """What the graph knows of an edge that is held. May read the disk."""
         digest = Digest(ref.manifest)
         total, coders = self.weight(ref)
         with self._lock:
             derived = self._derived.get(digest) is not None
-        base = None if ref.base is None else Node(self.run, ref.base)
-        return Edge(
-            ref.kind,
-            base,
-            target,
-            digest,
-            ref.size,
-            total,
-            foldable=Coder.CONTEXT not in coders,
-            derived=derived,
-        )
+        base = None if ref.base is None else VersionId(self.run, ref.base)
+        return Edge(ref.kind, base, target, digest, ref.size, total, coders, derived=derived)
 
     def weight(self, ref: EdgeRef) -> tuple[int, tuple[int, ...]]:
         """What a reader of an edge that is held fetches, in bytes, and its coders. May read the disk."""
@@ -287,20 +277,28 @@ class RunStore:
         with self._lock:
             derived = self._derived.get(digest)
         if derived is not None:
-            return derived.bytes, derived.coders
+            return derived.total_bytes, derived.coders
         if digest not in self._weighed:
             manifest = decode_manifest(self._objects.read_unasked(digest), limits=self._limits)
             self._weighed[digest] = edge_bytes(manifest, ref.size), manifest.coders
         return self._weighed[digest]
 
     def path(
-        self, record: VersionRecord, variant: str, held: Collection[Version] = (), *, anchors: bool = True
+        self,
+        record: VersionRecord,
+        variant: str,
+        held: Collection[Version] = (),
+        *,
+        anchors: bool = True,
+        local: bool = True,
     ) -> EdgePath:
         """The cheapest path to a version from one of `held`, or else from an anchor where `anchors` allows.
 
-        May read the disk. Raises NotFoundError if nothing that is held leads there.
+        Without `local`, over no edge that stays on this host. May read the disk. Raises NotFoundError if nothing
+        that is held leads there.
         """
-        return self._graph.path(record, variant, held, anchors=anchors)
+        avoid = () if local else [Digest(edge.manifest) for edge in self.derived() if edge.local]
+        return self._graph.path(record, variant, held, anchors=anchors, avoid=avoid)
 
     def join(self, version: Version, variant: str) -> Edge | None:
         """The last edge of the cheapest way to a version from an anchor; None if there is none. May read the disk."""

@@ -8,7 +8,7 @@ import pytest
 
 from deltad.types import Digest
 from tests.cli.host import Host
-from tests.kit.checkpoints import write_checkpoint
+from tests.cli.models import bits_of, write
 from tests.kit.derived import Derived, skip_delta
 from tests.kit.versions import Lineage
 
@@ -59,7 +59,7 @@ async def test_verify_of_a_directory_compares_with_the_manifest_of_a_derived_edg
 ) -> None:
     lineage, _ = gap
     last = lineage.versions[-1]
-    right = write_checkpoint(tmp_path / "right", last.weights, layout=last.layout)
+    right = write(tmp_path / "right", bits_of(last))
     assert "is policy/v000005" in (await host.deltad("verify", right, "--version", "5")).out
-    wrong = write_checkpoint(tmp_path / "wrong", lineage.versions[-2].weights, layout=last.layout)
+    wrong = write(tmp_path / "wrong", bits_of(lineage.versions[-2]))
     (await host.deltad("verify", wrong, "--version", "5")).assert_refused(65, "layer.000")

@@ -118,7 +118,7 @@ def test_kills_on_the_way_lose_nothing_and_lead_over_no_other_version(
     chain.fill(chain.a, lineage.versions, ladder)
     chain.fill(chain.b, lineage.versions[:1], [])
     chain.a.start()
-    for wait in (0.0, 0.02, 0.05):
+    for wait in (0.0, 0.03):
         chain.b.start()
         with contextlib.suppress(UnavailableError):
             chain.b.client.latest("policy", after="v000001", wait=wait)

@@ -176,10 +176,11 @@ class Pull:
     def record_missing(self, version: Version, now: float) -> None:
         """The peer does not have a record that its other records, or its hints, point to."""
         self._asked.discard(version)
-        if self._hints.leads(version):
+        hinted = self._hints.leads(version)
+        if hinted:
             self._hints.drop_version(version, now)
             self._stale = True
-        if version in self._unknown or version not in self._walk:
+        if not hinted or version in self._unknown:
             self._refuse(version, NotFoundError("its record", found="the peer does not have it"), now)
 
     def record_failed(self, version: Version, now: float, *, wrong: bool = False) -> None:
@@ -433,8 +434,7 @@ class Pull:
         self._hinted_for = None
         if newest is not None and self._hints.lacks(newest, now) and not graph.is_near(self._seen[newest].record):
             self._hinted_for = newest
-            self._walk_on(frozenset(), frozenset())
-            return  # what is planned goes on; the peer is asked for a shorter way first
+            return  # what is under way goes on; the peer is asked for a shorter way first
         ways = graph.ways()
         self._walk_on(ways.unknown, ways.named)
         if ways.unknown or ways.named:

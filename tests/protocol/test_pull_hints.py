@@ -12,7 +12,7 @@ from deltad.delta.manifest import EdgeKind, State
 from deltad.delta.record import EdgeRef
 from deltad.protocol.hints import Hint
 from deltad.protocol.pull import PullPolicy
-from deltad.protocol.pull_decisions import Commit, FetchRecord, ListEdges
+from deltad.protocol.pull_decisions import Commit, FetchRecord, ListEdges, ListVersions
 from deltad.types import Digest, Version
 from tests.kit.derived import Derived, altered, anchor, edge_of, skip_delta
 from tests.kit.pulling import PullingDaemon
@@ -299,6 +299,20 @@ def test_a_version_that_only_a_hint_has_spoken_of_is_not_missed(chain: list[Publ
     assert numbers(pulling) == [12]
     assert pulling.record_fetches[nowhere] == 1
     assert pulling.pull.problem is None
+
+
+def test_a_version_that_a_list_names_and_the_peer_lacks_is_asked_for_once(chain: list[Published]) -> None:
+    """One that no record points to yet: it is below a base whose own record is on its way."""
+    pulling = laggard(chain, policy=replace(POLICY, in_flight=8))
+    pulling.notice(chain[11])
+    pulling.answer(FetchRecord(Version(1, 11)))
+    pulling.outstanding.remove(ListVersions(Version(1, 1)))
+    pulling.pull.versions_listed([Version(1, number) for number in range(2, 12)])
+    pulling.answer(FetchRecord(Version(1, 10)))
+    del pulling.peer_records[Version(1, 7)]
+    pulling.answer(FetchRecord(Version(1, 7)))
+    assert pulling.record_fetches[Version(1, 7)] == 1
+    assert FetchRecord(Version(1, 7)) not in pulling.outstanding
 
 
 def test_a_peer_whose_hints_lead_nowhere_again_and_again_is_not_asked_for_a_while(chain: list[Published]) -> None:

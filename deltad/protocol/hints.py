@@ -49,7 +49,7 @@ class Hints:
     def take(self, hints: Iterable[Hint], newest: Version, keep: Collection[bytes]) -> None:
         """The peer's answer when it was asked how to reach `newest`. Of earlier ones, those in `keep` stay."""
         kept = {manifest: hint for manifest, hint in self.by_manifest.items() if manifest in keep}
-        usable = (hint for hint in hints if self._coders.issuperset(hint.coders) and _leads_up(hint))
+        usable = (hint for hint in hints if self._coders.issuperset(hint.coders))
         self.by_manifest = {hint.edge.manifest: hint for hint in usable} | kept
         self._newest = newest if self._newest is None else max(newest, self._newest)
 
@@ -80,7 +80,3 @@ class Hints:
         """Nothing at or below the newest version held is pulled any more."""
         for manifest in [m for m, hint in self.by_manifest.items() if hint.target <= latest]:
             del self.by_manifest[manifest]
-
-
-def _leads_up(hint: Hint) -> bool:
-    return hint.edge.base is None or hint.edge.base < hint.target

@@ -162,12 +162,8 @@ class _Search:
         return Ways(dict(sorted(chain.items())), frozenset(unknown), frozenset(chain.keys() - self._graph.seen.keys()))
 
     def _may_lead_over(self, version: Version) -> bool:
-        """Whether a hint may speak of this version: one that can be pulled, at or below what the peer has shown."""
-        return (
-            version not in self._graph.refused
-            and (self._latest is None or version > self._latest)
-            and version <= max(self._graph.seen, default=version)
-        )
+        """Whether a hint may speak of this version: one that can be pulled."""
+        return version not in self._graph.refused and (self._latest is None or version > self._latest)
 
     def _way(self, version: Version) -> _Way | None:
         record = self._graph.seen.get(version)

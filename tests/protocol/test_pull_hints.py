@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from deltad.delta.coding import CODERS
 from deltad.delta.manifest import EdgeKind, State
 from deltad.delta.record import EdgeRef
+from deltad.errors import NotFoundError
 from deltad.protocol.hints import Hint
 from deltad.protocol.pull import PullPolicy
-from deltad.protocol.pull_decisions import Commit, FetchRecord, ListEdges, ListVersions
+from deltad.protocol.pull_decisions import Commit, Fetch, FetchRecord, ListEdges, ListVersions
 from deltad.types import Digest, Version
 from tests.kit.derived import Derived, altered, anchor, edge_of, skip_delta
 from tests.kit.pulling import PullingDaemon
@@ -173,26 +174,48 @@ def test_hints_that_fail_are_asked_for_again_a_few_times_and_then_done_without(c
     assert numbers(pulling) == list(range(2, 13))
 
 
-def test_what_has_begun_is_pulled_to_its_end_whatever_comes_out_meanwhile(chain: list[Published]) -> None:
+def test_what_has_begun_is_pulled_to_its_end_whatever_comes_out_meanwhile() -> None:
     """A trainer faster than the link, and always a cheaper way to its newest version: something is committed."""
-    pulling = laggard(chain[:4], held=1)
-    pulling.hints = [(made := skip_delta(chain[0:3])).hint]
-    pulling.peer_objects |= made.objects
+    lineage = Lineage(tensors=1, elements=16384, density=0.3)
+    chain = [lineage.publish() for _ in range(20)]
+    made = skip_delta(chain[0:3])
+    assert len(made.objects) > 5
+    pulling = laggard(chain[:3], made)
     pulling.notice(chain[2])
-    pulling.answer(pulling.outstanding[0])
-    for newest in range(3, 12):
+    for newest in range(3, 20):
         made = skip_delta(chain[0 : newest + 1])
         pulling.offer(chain[newest])
         pulling.peer_objects |= made.objects
         pulling.hints = [replace(made.hint, bytes=made.ref.size + 1)]
         pulling.notice(chain[newest])
-        for _ in range(2):  # no link carries more while the trainer makes a version
-            if pulling.outstanding:
-                pulling.answer(pulling.outstanding[0])
-    assert numbers(pulling)[0] == 3, "the first that was begun"
+        while asides := [d for d in pulling.outstanding if not isinstance(d, Fetch)]:
+            pulling.answer(asides[0])
+        pulling.answer(pulling.outstanding[0])  # the link carries no more while the trainer makes a version
+    assert numbers(pulling)[0] == 4, "the first of which there were hints"
     pulling.finish()
-    assert numbers(pulling)[-1] == 12
-    assert len(numbers(pulling)) <= 4, "and most in between were passed over"
+    assert numbers(pulling)[-1] == 20
+    assert len(numbers(pulling)) < 10, "and most in between were passed over"
+
+
+def test_what_is_here_of_an_edge_already_speaks_for_it(chain: list[Published]) -> None:
+    first, second, whole = skip_delta(chain[0:3]), skip_delta(chain[2:11]), skip_delta(chain[2:12])
+    pulling = laggard(chain[:11], first, second)
+    pulling.notice(chain[10])
+    wanted = min(second.chunks)
+    while rest := [d for d in pulling.outstanding if not isinstance(d, Commit)]:
+        last = rest == [Fetch(d.wanted, d.version) for d in rest if isinstance(d, Fetch) and d.wanted.digest == wanted]
+        if last:
+            break
+        pulling.answer(next(d for d in rest if not (isinstance(d, Fetch) and d.wanted.digest == wanted)))
+    last_step = edge_of(chain[11])
+    cheaper = second.bytes + last_step.bytes - 1
+    pulling.offer(chain[11])
+    pulling.peer_objects |= whole.objects
+    pulling.hints = [second.hint, last_step.hint, replace(whole.hint, bytes=cheaper)]
+    pulling.notice(chain[11])
+    pulling.answer(ListEdges(Version(1, 3)))
+    pulling.finish()
+    assert numbers(pulling) == [3, 11, 12]
 
 
 def test_a_skip_delta_is_taken_up_while_single_deltas_are_pulled(chain: list[Published]) -> None:
@@ -295,10 +318,13 @@ def test_a_version_that_only_a_hint_has_spoken_of_is_not_missed(chain: list[Publ
     pulling.peer_objects |= made.objects
     pulling.hints = [there, onward, replace(made.hint, bytes=1 << 50)]
     pulling.notice(chain[11])
+    while not pulling.record_fetches[nowhere]:
+        pulling.answer(pulling.outstanding[0])
+    pulling.answer(FetchRecord(nowhere))
+    assert (pulling.pull.problem, pulling.pull.forgives_at) == (None, None)
     pulling.finish()
     assert numbers(pulling) == [12]
     assert pulling.record_fetches[nowhere] == 1
-    assert pulling.pull.problem is None
 
 
 def test_a_version_that_a_list_names_and_the_peer_lacks_is_asked_for_once(chain: list[Published]) -> None:
@@ -329,6 +355,77 @@ def test_a_peer_whose_hints_lead_nowhere_again_and_again_is_not_asked_for_a_whil
     tried = [n for n in range(60) if pulling.fetches[Digest(bytes([n]) * 32)]]
     assert len(tried) == 4
     assert numbers(pulling) == list(range(2, 13))
+
+
+def test_hints_that_lead_on_now_and_then_go_on_being_asked_for(chain: list[Published]) -> None:
+    pulling = laggard(chain[:1])
+    for number in (2, 4, 6, 8, 10):
+        made = skip_delta(chain[number - 2 : number + 1])
+        absent = EdgeRef(EdgeKind.SKIP_DELTA, made.ref.base, bytes([number]) * 32, 9)
+        pulling.offer(*chain[: number + 1])
+        pulling.peer_objects |= made.objects
+        pulling.hints = [made.hint, replace(made.hint, edge=absent, bytes=9)]
+        pulling.notice(chain[number])
+        pulling.finish()
+        assert pulling.fetches[Digest(absent.manifest)] == 1
+    assert numbers(pulling) == [3, 5, 7, 9, 11]
+
+
+def test_an_edge_in_a_coder_that_is_not_read_here_is_not_asked_for(chain: list[Published]) -> None:
+    made = skip_delta(chain[0:12])
+    pulling = laggard(chain, made)
+    pulling.hints = [replace(made.hint, coders=(99,))]
+    pulling.notice(chain[11])
+    pulling.finish()
+    assert numbers(pulling) == list(range(2, 13))
+    assert pulling.fetches[Digest(made.ref.manifest)] == 0
+
+
+def test_a_record_that_only_a_hint_has_spoken_of_and_that_never_comes_right_is_done_without(
+    chain: list[Published],
+) -> None:
+    whole = skip_delta(chain[0:12])
+    pulling = laggard(chain, skip_delta(chain[0:7]), skip_delta(chain[6:12]))
+    pulling.peer_objects |= whole.objects
+    pulling.hints.append(replace(whole.hint, bytes=1 << 30))
+    pulling.notice(chain[11])
+    pulling.answer(pulling.outstanding[0])
+    while FetchRecord(Version(1, 7)) in pulling.outstanding:
+        pulling.outstanding.remove(FetchRecord(Version(1, 7)))
+        pulling.pull.record_failed(Version(1, 7), pulling.now, wrong=True)
+        pulling.decide()
+        if not pulling.outstanding:
+            pulling.now = pulling.wake or pulling.now
+            pulling.decide()
+    assert pulling.record_fetches[Version(1, 7)] == 3
+    pulling.finish()
+    assert numbers(pulling) == [12]
+
+
+def test_what_is_built_on_a_version_whose_edge_turned_out_no_good_waits_for_it(chain: list[Published]) -> None:
+    made = skip_delta(chain[0:5])
+    pulling = laggard(chain, made, policy=replace(POLICY, in_flight=8))
+    lacking = min(made.chunks)
+    del pulling.peer_objects[lacking]
+    pulling.notice(chain[11])
+    while others := [d for d in pulling.outstanding if not (isinstance(d, Fetch) and d.wanted.digest == lacking)]:
+        pulling.answer(others[0])
+    assert numbers(pulling) == []
+    pulling.finish()
+    assert numbers(pulling) == list(range(2, 13))
+
+
+def test_a_base_that_is_gone_when_its_version_is_committed_is_found_out(chain: list[Published]) -> None:
+    pulling = laggard(chain, made := skip_delta(chain[0:12]), held=2)
+    pulling.notice(chain[11])
+    while not isinstance(pulling.outstanding[0], Commit):
+        pulling.answer(pulling.outstanding[0])
+    assert pulling.outstanding == [Commit(Version(1, 12), chain[11].data, (Digest(made.ref.manifest),))]
+    del pulling.holdings.records[Version(1, 1)]
+    pulling.outstanding.clear()
+    pulling.pull.commit_failed(Version(1, 12), NotFoundError("its base"), pulling.now)
+    pulling.finish()
+    assert numbers(pulling) == list(range(3, 13))
 
 
 @st.composite

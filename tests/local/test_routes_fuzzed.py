@@ -22,7 +22,7 @@ SEGMENTS = st.one_of(
 )
 PATHS = st.one_of(
     st.builds("/v1/runs/{}/{}".format, SEGMENTS, st.sampled_from(["versions", "latest", "fleet", "publish", "pull"])),
-    st.builds("/v1/runs/{}/{}/{}".format, SEGMENTS, st.sampled_from(["versions", "records"]), SEGMENTS),
+    st.builds("/v1/runs/{}/{}/{}".format, SEGMENTS, st.sampled_from(["versions", "records", "edges"]), SEGMENTS),
     st.builds("/v1/objects/{}".format, SEGMENTS),
     st.builds("/v1/replicas/{}/{}".format, SEGMENTS, st.sampled_from(["next", "state", ""])),
     st.lists(SEGMENTS, max_size=5).map(lambda parts: "/" + "/".join(parts)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,23 +10,25 @@ from deltad.cli.anatomy import chunk_blocks, manifest_facts, record_facts
 from deltad.cli.layouts import layout_blocks, layout_json
 from deltad.cli.objects import builtins
 from deltad.delta.layout import Layout, decode_layout
-from deltad.delta.manifest import ChunkRef, Manifest, decode_manifest, decode_page
+from deltad.delta.manifest import ChunkRef, EdgeKind, Manifest, decode_manifest, decode_page
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord, decode_record
 from deltad.errors import NotFoundError
 from deltad.ops.blocks import Block, Line
-from deltad.types import Digest, VersionId
+from deltad.types import Digest, VersionId, parse_digest, parse_version
 
 if TYPE_CHECKING:
     from deltad.client.client import Client
+    from deltad.client.messages import DerivedEdgeView
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An edge that a record names. `manifest` is None where this daemon does not hold it."""
+    """An edge that a record names, or that was derived. `manifest` is None where this daemon does not hold it."""
 
     ref: EdgeRef
     manifest: Manifest | None
     chunks: tuple[ChunkRef, ...]
+    derived: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class VersionParts:
-    """A version with all that its record names, but for the chunks' content."""
+    """A version with all that its record names and the derived edges to it, but for the chunks' content."""
 
     record: VersionRecord
     variants: tuple[Variant, ...]
@@ -48,23 +51,37 @@ class VersionParts:
 def read_version(client: Client, version: VersionId) -> VersionParts:
     """Fetch and decode it. Raises NotFoundError, IntegrityError or FormatError."""
     record = decode_record(client.record_bytes(version.run, version.version))
-    return VersionParts(record, tuple(_read_variant(client, variant) for variant in record.variants))
+    derived = client.derived_edges(version.run, version.version)
+    return VersionParts(record, tuple(_read_variant(client, variant, derived) for variant in record.variants))
 
 
-def _read_variant(client: Client, variant: VariantRecord) -> Variant:
+def _read_variant(client: Client, variant: VariantRecord, derived: Iterable[DerivedEdgeView]) -> Variant:
     layout = decode_layout(client.object(Digest(variant.layout)))
-    return Variant(variant, layout, tuple(_read_edge(client, edge, layout) for edge in variant.edges))
+    others = (_derived_ref(edge) for edge in derived if edge.variant == variant.name)
+    return Variant(
+        variant,
+        layout,
+        (
+            *(_read_edge(client, edge, layout) for edge in variant.edges),
+            *(_read_edge(client, edge, layout, derived=True) for edge in others),
+        ),
+    )
 
 
-def _read_edge(client: Client, edge: EdgeRef, layout: Layout) -> Edge:
+def _derived_ref(edge: DerivedEdgeView) -> EdgeRef:
+    base = parse_version(edge.base) if edge.base else None
+    return EdgeRef(EdgeKind(edge.kind), base, parse_digest(edge.manifest), edge.size)
+
+
+def _read_edge(client: Client, edge: EdgeRef, layout: Layout, *, derived: bool = False) -> Edge:
     try:
         manifest = decode_manifest(client.object(Digest(edge.manifest)))
     except NotFoundError:
-        return Edge(edge, None, ())
+        return Edge(edge, None, (), derived)
     chunks: list[ChunkRef] = []
     for page in manifest.pages:
         chunks += decode_page(client.object(Digest(page.digest)), page, layout)
-    return Edge(edge, manifest, tuple(chunks))
+    return Edge(edge, manifest, tuple(chunks), derived)
 
 
 def version_json(version: VersionParts) -> dict[str, Any]:
@@ -80,6 +97,7 @@ def version_json(version: VersionParts) -> dict[str, Any]:
                     "base": builtins(edge.ref.base),
                     "digest": edge.ref.manifest.hex(),
                     "size": edge.ref.size,
+                    "derived": edge.derived,
                     "manifest": builtins(edge.manifest),
                     "chunks": builtins(edge.chunks),
                 }
@@ -97,9 +115,8 @@ def version_blocks(version: VersionParts, everything: bool) -> list[Block]:
     for variant in version.variants:
         blocks += layout_blocks(f"variant {variant.record.name}", variant.layout, everything)
         for edge in variant.edges:
-            blocks.append(
-                Line(f"edge: {edge.ref.kind} on {edge.ref.base or 'nothing'}, manifest {edge.ref.manifest.hex()}")
-            )
+            what = f"{'derived edge' if edge.derived else 'edge'}: {edge.ref.kind} on {edge.ref.base or 'nothing'}"
+            blocks.append(Line(f"{what}, manifest {edge.ref.manifest.hex()}"))
             if edge.manifest is None:
                 blocks.append(Line("this daemon does not hold it: another edge led here"))
             else:

@@ -165,6 +165,8 @@ def _figures(info: VersionInfo, named: int, *, marked: bool) -> Line:
 def _notes(info: VersionInfo) -> Iterator[str]:
     if info.pin:
         yield f"pinned by {pinned_by(info.pin)}"
+    if info.base not in ("", info.parent):
+        yield f"reached from {info.base}"
     if info.reason:
         yield info.reason
     if info.coder:

@@ -140,10 +140,12 @@ def published_weights(client: Client, version: VersionId, root: bytes) -> Summed
     record = decode_record(client.record_bytes(version.run, version.version))
     variant = next((variant for variant in record.variants if variant.root == root), record.variants[0])
     layout = decode_layout(client.object(Digest(variant.layout)))
-    for edge in variant.edges:
+    derived = client.derived_edges(version.run, version.version)
+    named = [edge.manifest.hex() for edge in variant.edges]
+    for digest in (*named, *(edge.manifest for edge in derived if edge.variant == variant.name)):
         # Every edge that leads here has the same sums, but a daemon need not hold all of them.
         try:
-            manifest = decode_manifest(client.object(Digest(edge.manifest)))
+            manifest = decode_manifest(client.object(digest))
         except NotFoundError:
             continue
         return Summed(layout, manifest.tensor_sums(layout), variant.root)

@@ -48,7 +48,8 @@ def log(daemon: Daemon, run: RunId | None, limit: int | None, as_json: bool) -> 
 
 def version_facts(info: VersionInfo) -> Facts:
     """One version in words."""
-    how = f"{info.kind} on {info.parent}" if info.kind != "anchor" and info.parent else info.kind
+    base = info.base or info.parent
+    how = f"{info.kind} on {base}" if info.kind != "anchor" and base else info.kind
     rows: list[tuple[str, Cell | str]] = [
         ("kind", f"{how} ({info.reason})" if info.reason else how),
         ("changed", f"{info.changed:,} of {count(info.elements, 'element')}, {percent(info.density)}"),

@@ -19,6 +19,8 @@ import msgspec
 from deltad.client.messages import (
     CollectReply,
     CollectRequest,
+    DerivedEdgesReply,
+    DerivedEdgeView,
     ErrorReply,
     ExportReply,
     ExportRequest,
@@ -88,6 +90,11 @@ class Client:
         """The version record, verbatim as its publisher wrote it."""
         path = f"/v1/runs/{quote(run, safe='')}/records/{quote(str(version), safe='')}"
         return self._exchange("GET", path, limit=self._limits.record_bytes)
+
+    def derived_edges(self, run: str, version: Version | str) -> tuple[DerivedEdgeView, ...]:
+        """The edges to a version that its record does not name."""
+        path = f"/v1/runs/{quote(run, safe='')}/edges/{quote(str(version), safe='')}"
+        return self._get(DerivedEdgesReply, path).edges
 
     def latest(self, run: str, *, after: Version | str = "", wait: float = 0.0) -> VersionInfo | None:
         """The newest durable version; with `after` only one that is newer, waited for up to `wait` seconds."""

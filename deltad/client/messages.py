@@ -58,7 +58,9 @@ class VersionInfo(msgspec.Struct, frozen=True):
     `pin` is there while it is pinned at this daemon.
 
     `coder` is how its edge is coded: where it was published here, the mode, and `coder_reason` says why it
-    was chosen; elsewhere, the coder of its frames. Empty where nothing is coded.
+    was chosen; elsewhere, the coder of its frames. Empty where nothing is coded. `kind`, `base` and what is
+    counted are those of the edge over which it is held here, which may be one that was derived. `sequence` grows
+    by one with every version of the run, held here or not.
     """
 
     run: str
@@ -82,6 +84,8 @@ class VersionInfo(msgspec.Struct, frozen=True):
     seconds: Seconds = Seconds()
     coder: str = ""
     coder_reason: str = ""
+    base: str = ""
+    sequence: int = 0
     pin: PinInfo | None = None
 
 
@@ -106,7 +110,8 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     """What a replica last said of itself.
 
     `version` is what it serves, and `root` what it read back of that, in hex; empty until it did.
-    `staleness` counts the versions that are newer (all of them, where it serves none).
+    `staleness` counts the versions of the run that are newer (where it serves none, or one that is not held here,
+    those that are held).
     """
 
     replica: str
@@ -279,6 +284,26 @@ class VersionsReply(msgspec.Struct, frozen=True):
     """Versions in ascending order."""
 
     versions: tuple[VersionInfo, ...]
+
+
+class DerivedEdgeView(msgspec.Struct, frozen=True):
+    """An edge that a host derived: its version's record does not name it. `size` is that of its manifest in bytes.
+
+    A `local` one is offered to no other daemon.
+    """
+
+    variant: str
+    kind: str
+    base: str
+    manifest: str
+    size: int
+    local: bool
+
+
+class DerivedEdgesReply(msgspec.Struct, frozen=True):
+    """The derived edges to one version that are held."""
+
+    edges: tuple[DerivedEdgeView, ...]
 
 
 class LatestReply(msgspec.Struct, frozen=True):

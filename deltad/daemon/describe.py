@@ -15,7 +15,11 @@ from deltad.store.runs import RunStore
 
 
 def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note, pin: Pin | None = None) -> VersionInfo:
-    """Everything the API says about one version, in its first variant. Reads its manifest."""
+    """Everything the API says about one version, in its first variant. Reads its manifest.
+
+    Of several edges the record's own come first, so that what derives further ones later changes nothing here.
+    Raises NotFoundError where no edge is held, IntegrityError or FormatError for a damaged one.
+    """
     variant = record.variants[0]
     edge = run.way_in(record.version, variant.name)
     manifest = run.read_manifest(edge)
@@ -42,6 +46,8 @@ def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note, 
         coder=note.coder or coder_names(manifest.coders),
         coder_reason=note.coder_reason,
         pin=pin_info(pin),
+        base="" if edge.base is None else str(edge.base),
+        sequence=record.sequence,
     )
 
 

@@ -71,6 +71,7 @@ class _Lineage:
     def __init__(self, versions: Sequence[VersionInfo]) -> None:
         self._order = [parse_version(info.version) for info in versions]
         self._roots = {version: info.root for version, info in zip(self._order, versions, strict=True)}
+        self._sequences = {version: info.sequence for version, info in zip(self._order, versions, strict=True)}
 
     @property
     def newest(self) -> Version | None:
@@ -86,6 +87,10 @@ class _Lineage:
         return ""
 
     def staleness(self, served: str) -> int:
+        """How many versions of the run are newer; of those that were passed over here, the sequence tells."""
+        sequence = self._sequences.get(parse_version(served)) if served else None
+        if sequence:
+            return self._sequences[self._order[-1]] - sequence
         return len(self._order) - (bisect_right(self._order, parse_version(served)) if served else 0)
 
 

@@ -20,6 +20,8 @@ from aiohttp import hdrs, web
 
 from deltad.client.messages import (
     CollectRequest,
+    DerivedEdgesReply,
+    DerivedEdgeView,
     ErrorReply,
     ExportRequest,
     FleetView,
@@ -109,6 +111,7 @@ class LocalServer:
             (post, "/v1/runs/{run}/versions/{version}/pin", self._pin),
             (hdrs.METH_DELETE, "/v1/runs/{run}/versions/{version}/pin", self._unpin),
             (get, "/v1/runs/{run}/records/{version}", self._record),
+            (get, "/v1/runs/{run}/edges/{version}", self._edges),
             (get, "/v1/runs/{run}/latest", self._latest),
             (post, "/v1/runs/{run}/publish", self._publish),
             (post, "/v1/runs/{run}/pull", self._pull),
@@ -170,6 +173,26 @@ class LocalServer:
         if run not in self._store.runs():
             raise NotFoundError(f"{VersionId(run, version)}", found="no version of this run is held here")
         return web.Response(body=self._store.run(run).record_bytes(version), content_type="application/octet-stream")
+
+    async def _edges(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        run, version = _run(request), _version(request)
+        if run not in self._store.runs():
+            raise NotFoundError(f"{VersionId(run, version)}", found="no version of this run is held here")
+        record = self._store.run(run).record(version)
+        edges = tuple(
+            DerivedEdgeView(
+                variant=edge.variant,
+                kind=edge.kind.value,
+                base="" if edge.base is None else str(edge.base),
+                manifest=edge.manifest.hex(),
+                size=edge.size,
+                local=edge.local,
+            )
+            for edge in self._store.run(run).derived()
+            if edge.target == record.version
+        )
+        return _json(DerivedEdgesReply(edges))
 
     async def _latest(self, request: web.Request) -> web.StreamResponse:
         query = _query(request, "after", "wait")

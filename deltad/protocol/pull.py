@@ -15,11 +15,22 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
 from deltad.delta.coding import CODERS
-from deltad.delta.record import EdgeRef, VersionRecord, decode_record
+from deltad.delta.record import EdgeRef, VersionRecord
 from deltad.errors import CoderError, DeltadError, LimitError, NotFoundError, PeerError, StoreError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.protocol.backoff import Backoff
-from deltad.protocol.pull_plan import Arrived, VersionPlan, Wanted
+from deltad.protocol.hints import Hint, Hints
+from deltad.protocol.pull_decisions import (
+    Commit,
+    Decision,
+    Fetch,
+    FetchRecord,
+    ListEdges,
+    ListVersions,
+    Load,
+    Wait,
+)
+from deltad.protocol.pull_plan import Arrived, VersionPlan, Wanted, parse_record
 from deltad.protocol.pull_ways import Graph, Holdings
 from deltad.types import Digest, RunId, Version, VersionId
 
@@ -45,54 +56,6 @@ class PullPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchRecord:
-    """Ask the peer for a record → `record_seen`, `record_missing` or `record_failed`."""
-
-    version: Version
-
-
-@dataclass(frozen=True, slots=True)
-class ListVersions:
-    """Ask the peer which versions it has after this one → `versions_listed`."""
-
-    after: Version | None
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Ask the peer for an object, on behalf of a version → `object_arrived` and, if that says so, store it →
-    `object_stored`; or `object_missing` or `object_failed`."""
-
-    wanted: Wanted
-    version: Version
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Read an object that is held here → `object_loaded` or `load_failed`."""
-
-    wanted: Wanted
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Make a version durable; all it needs is → `committed` or `commit_failed`."""
-
-    version: Version
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Always the last decision: ask again after the next event, or at `until`."""
-
-    until: float | None
-
-
-Decision = FetchRecord | ListVersions | Fetch | Load | Commit | Wait
-
-
-@dataclass(frozen=True, slots=True)
 class _Seen:
     record: VersionRecord
     data: bytes
@@ -104,6 +67,11 @@ class _Seen:
 
 
 _LIST = "list of versions"
+_EDGES = "list of edges"
+_TRIES = 3
+"""Questions for edges that fail, and answers other than what a hinted edge wants, before another way is taken."""
+_PATIENCE = 10
+"""Requests in a row that bring nothing of what a hinted edge wants, before another way is taken."""
 
 
 class Pull:
@@ -131,6 +99,12 @@ class Pull:
         self._seen: dict[Version, _Seen] = {}
         self._plans: dict[Version, VersionPlan] = {}
         self._walk: list[Version] = []
+        self._unknown: frozenset[Version] = frozenset()
+        """Bases that records name and below which it is not known where the way leads."""
+        self._hints = Hints(coders=self._policy.coders, refused_delay=self._policy.refused_delay)
+        self._hinted_for: Version | None = None
+        """The version about which the peer is to be asked."""
+        self._asked_about: Version | None = None
         self._listed: tuple[Version, ...] | None = None
         self._asked: set[Hashable] = set()
         self._backoffs: dict[Hashable, tuple[Backoff, float]] = {}
@@ -177,7 +151,7 @@ class Pull:
 
         Raises PeerError and believes nothing if it is malformed, or another than was asked for.
         """
-        record = self._parse_record(data, asked)
+        record = parse_record(data, self.run, self.peer, asked, limits=self._limits)
         version = record.version
         self._asked.discard(asked)
         self._backoffs.pop(version, None)
@@ -200,18 +174,43 @@ class Pull:
         return record
 
     def record_missing(self, version: Version, now: float) -> None:
-        """The peer does not have a record that its other records point to."""
+        """The peer does not have a record that its other records, or its hints, point to."""
         self._asked.discard(version)
-        self._refuse(version, NotFoundError("its record", found="the peer does not have it"), now)
+        hinted = self._hints.leads(version)
+        if hinted:
+            self._hints.drop_version(version, now)
+            self._stale = True
+        if not hinted or version in self._unknown:
+            self._refuse(version, NotFoundError("its record", found="the peer does not have it"), now)
 
-    def record_failed(self, version: Version, now: float) -> None:
+    def record_failed(self, version: Version, now: float, *, wrong: bool = False) -> None:
+        """It did not come, or (`wrong`) the answer was something else."""
         self._asked.discard(version)
-        self._try_later(version, now)
+        failures = self._try_later(version, now)
+        if self._is_vain(failures, wrong) and version not in self._unknown and self._hints.leads(version):
+            self._hints.drop_version(version, now)
+            self._stale = True
 
     def versions_listed(self, versions: Iterable[Version]) -> None:
         """The peer's answer to `ListVersions`; empty if it failed. It only saves round trips."""
         self._asked.discard(_LIST)
         self._listed = tuple(sorted(versions, reverse=True))
+
+    def edges_listed(self, hints: Iterable[Hint], now: float) -> None:
+        """The peer's answer to `ListEdges`; empty if it has none to give. It only saves bytes and round trips."""
+        self._asked.discard(_EDGES)
+        self._backoffs.pop(_EDGES, None)
+        if self._asked_about is not None:
+            planned = {edge.manifest for plan in self._plans.values() for edge in plan.edges.values()}
+            self._hints.take(hints, self._asked_about, planned)
+            self._asked_about = self._hinted_for = None
+        self._stale = True
+
+    def edges_failed(self, now: float) -> None:
+        """The peer could not be asked for edges."""
+        self._asked.discard(_EDGES)
+        if self._try_later(_EDGES, now) >= _TRIES:
+            self.edges_listed((), now)
 
     # Events: objects.
 
@@ -235,28 +234,33 @@ class Pull:
         for plan in self._plans.values():
             plan.stored(wanted)
 
-    def object_failed(self, wanted: Wanted, now: float, *, progressed: bool = False) -> None:
-        """It did not come, was not what was wanted, or could not be stored.
+    def object_failed(self, wanted: Wanted, now: float, *, progressed: bool = False, wrong: bool = False) -> None:
+        """It did not come, was not what was wanted (`wrong`), or could not be stored.
 
         A try that brought `progressed` bytes nearer to the end does not lengthen the delay.
         """
         self._asked.discard(wanted)
         if progressed:
             self._backoffs.pop(wanted, None)
-        self._try_later(wanted, now)
+        failures = self._try_later(wanted, now)
         for version, plan in self._plans.items():
             if plan.is_storing(wanted):
                 self._plans[version] = self._plan(version, plan.edges)
+        if self._is_vain(failures, wrong):
+            needing = {manifest for plan in self._plans.values() for manifest in plan.needed_by(wanted)}
+            self._leave(needing & self._derived(), now)
 
     def object_missing(self, wanted: Wanted, now: float) -> None:
         """The peer does not have an object that its records lead to: try other edges."""
         self._asked.discard(wanted)
         self._try_later(wanted, now)
         self.problem = NotFoundError(f"{self.peer}: {wanted}", found="the peer does not have it")
-        for plan in self._plans.values():
-            for manifest in plan.needed_by(wanted):
-                self._lacking[manifest] = now + self._policy.refused_delay
-                self._stale = True
+        needing = {manifest for plan in self._plans.values() for manifest in plan.needed_by(wanted)}
+        derived = needing & self._derived()
+        for manifest in needing - derived:
+            self._lacking[manifest] = now + self._policy.refused_delay
+            self._stale = True
+        self._leave(derived, now)
 
     def object_loaded(self, arrived: Arrived, now: float) -> None:
         """Bytes that were held here already."""
@@ -273,7 +277,9 @@ class Pull:
     def committed(self, version: Version) -> None:
         self._asked.discard(("commit", version))
         self._backoffs.pop(("commit", version), None)
-        self._plans.pop(version, None)
+        plan = self._plans.pop(version, None)
+        if plan is not None and plan.derived:
+            self._hints.led_on()
         self.problem = None
         self._stale = True
         self._forget_held()
@@ -282,12 +288,13 @@ class Pull:
         """The store did not take the version. Its own troubles pass; a contradiction is the peer's."""
         self._asked.discard(("commit", version))
         if not isinstance(error, (StoreError, NotFoundError)):
-            self._refuse(version, error, now)
+            self._contradicted(version, error, now)
             return
         self.problem = error
         self._try_later(("commit", version), now)
         if isinstance(error, NotFoundError) and version in self._plans:
             self._plans[version] = self._plan(version, self._plans[version].edges)
+            self._stale = True
 
     def peer_down(self, until: float) -> None:
         """Ask nothing of the peer before `until`. What is in flight is answered by events as ever."""
@@ -305,7 +312,7 @@ class Pull:
         self._forget_held()
         if self._stale:
             self._stale = False
-            self._choose_ways()
+            self._choose_ways(now)
         decisions: list[Decision] = []
         decisions += self._ask_records(now)
         for version in sorted(self._plans):
@@ -315,7 +322,11 @@ class Pull:
         return tuple(decisions)
 
     def _ask_records(self, now: float) -> Iterator[Decision]:
-        if self._walk and len(self._seen) > 1 and self._listed is None and self._may_ask(_LIST, now):
+        if self._hinted_for is not None and self._may_ask(_EDGES, now):
+            self._asked.add(_EDGES)
+            self._asked_about = self._hinted_for
+            yield ListEdges(min(self._plans, default=self._latest))
+        if self._unknown and len(self._seen) > 1 and self._listed is None and self._may_ask(_LIST, now):
             self._asked.add(_LIST)
             yield ListVersions(self._latest)
         for version in self._walk:
@@ -355,10 +366,13 @@ class Pull:
         version = min(self._plans, default=None)
         if version is None or not self._plans[version].complete:
             return
+        bases = (edge.base for edge in self._plans[version].edges.values())
+        if any(base is not None and self._holdings.record(base) is None for base in bases):
+            return  # what it is built on has to be reached in another way first
         key = ("commit", version)
         if key not in self._asked and self._is_due(key, now):
             self._asked.add(key)
-            yield Commit(version, self._plans[version].data)
+            yield Commit(version, self._plans[version].data, self._plans[version].derived)
 
     def _may_ask(self, key: Hashable, now: float) -> bool:
         if key in self._asked or len(self._asked) >= self._policy.in_flight:
@@ -378,26 +392,52 @@ class Pull:
     def _wake_at(self, when: float) -> None:
         self._wake = when if self._wake is None else min(self._wake, when)
 
-    def _try_later(self, key: Hashable, now: float) -> None:
+    def _try_later(self, key: Hashable, now: float) -> int:
+        """One more failure; returns how many there were in a row."""
         fresh = Backoff(self._policy.first_delay, self._policy.longest_delay, self._rng)
         backoff, _ = self._backoffs.get(key, (fresh, now))
         self._backoffs[key] = backoff, backoff.failed(now)
+        return backoff.failures
 
     # What leads where.
 
     def _graph(self) -> Graph:
+        left = {manifest: size for plan in self._plans.values() for manifest, size in plan.left().items()}
         return Graph(
             {version: seen.record for version, seen in self._seen.items()},
             self._holdings,
             self._refused,
             self._lacking.keys() | self._unreadable.keys(),
+            self._hints.by_manifest,
+            left,
+            self._begun(),
         )
 
-    def _choose_ways(self) -> None:
+    def _begun(self) -> tuple[Version, dict[str, EdgeRef]] | None:
+        """The lowest version that is planned, and its edges, if they still lead there from what is held."""
+        version = min(self._plans, default=None)
+        if version is None:
+            return None
+        edges = self._plans[version].edges
+        derived = self._plans[version].derived
+        for edge in edges.values():
+            known = edge.manifest not in derived or edge.manifest in self._hints.by_manifest
+            gone = edge.base is not None and self._holdings.record(edge.base) is None
+            if gone or not known or edge.manifest in self._lacking or edge.manifest in self._unreadable:
+                return None
+        return version, edges
+
+    def _choose_ways(self, now: float) -> None:
         """Plan the newest version that can be reached, and those that it is reached through."""
-        ways = self._graph().ways()
-        self._walk_on(ways.unknown)
-        if ways.unknown:
+        graph = self._graph()
+        newest = max(self._seen, default=None)
+        self._hinted_for = None
+        if newest is not None and self._hints.lacks(newest, now) and not graph.is_near(self._seen[newest].record):
+            self._hinted_for = newest
+            return  # what is under way goes on; the peer is asked for a shorter way first
+        ways = graph.ways()
+        self._walk_on(ways.unknown, ways.named)
+        if ways.unknown or ways.named:
             return  # what is planned goes on; what the newest version needs is not known yet
         if not ways.chain and self._seen:
             self.problem = (
@@ -417,11 +457,13 @@ class Pull:
             if not any(plan.wants(key) for plan in self._plans.values()):
                 del self._backoffs[key]
 
-    def _walk_on(self, unknown: frozenset[Version]) -> None:
-        """Ask for the records of these bases, and for some below them that will be bases in turn."""
-        self._walk = sorted(unknown, reverse=True)
+    def _walk_on(self, unknown: frozenset[Version], named: frozenset[Version]) -> None:
+        """Ask for the records of these versions, and for some below the unknown bases that will be bases in turn."""
+        self._unknown = unknown
+        self._walk = sorted(unknown | named, reverse=True)
         if not unknown:
             self._listed = None
+            return
         for version in self._listed or ():
             if len(self._walk) >= self._policy.records_ahead:
                 break
@@ -441,21 +483,6 @@ class Pull:
 
     # What is wrong, and for how long.
 
-    def _parse_record(self, data: bytes, asked: Version | None) -> VersionRecord:
-        thing = f"{self.peer}: record of {VersionId(self.run, asked) if asked else self.run}"
-        try:
-            record = decode_record(data, limits=self._limits)
-        except DeltadError as error:
-            raise PeerError(thing, found=str(error)) from None
-        if record.run != self.run or (asked is not None and record.version != asked):
-            raise PeerError(thing, found=f"that of {record.id}")
-        if len({variant.name for variant in record.variants}) != len(record.variants):
-            raise PeerError(thing, expected="each variant once")
-        for edge in (edge for variant in record.variants for edge in variant.edges):
-            if edge.base is not None and not record.parent_run and edge.base >= record.version:
-                raise PeerError(thing, expected=f"edges from versions below {record.version}", found=str(edge.base))
-        return record
-
     def _take(self, arrived: Arrived, now: float, *, durable: bool) -> bool:
         """Give an object to the plans that want it. False if it is flawed, or contradicts one of them."""
         sound = arrived.flaw is None
@@ -466,9 +493,34 @@ class Pull:
                 self._pass_over(version, arrived.wanted.digest, error)
                 sound = False
             except DeltadError as error:
-                self._refuse(version, error, now)
+                self._contradicted(version, error, now)
                 sound = False
         return sound
+
+    def _contradicted(self, version: Version, error: DeltadError, now: float) -> None:
+        """What came contradicts the version's record, or is nonsense: derived edges are to blame first."""
+        plan = self._plans.get(version)
+        if plan is None or not plan.derived:
+            self._refuse(version, error, now)
+            return
+        self.problem = PeerError(f"{self.peer}: {VersionId(self.run, version)}", found=str(error))
+        self._leave(set(plan.derived), now)
+
+    def _derived(self) -> set[bytes]:
+        """Manifests of the planned edges that only hints have named."""
+        return {manifest for plan in self._plans.values() for manifest in plan.derived}
+
+    def _leave(self, derived: set[bytes], now: float) -> None:
+        """Take other ways than over these derived edges."""
+        if not derived:
+            return
+        self._hints.drop(derived, now)
+        for version in [version for version, plan in self._plans.items() if derived & set(plan.derived)]:
+            del self._plans[version]
+        self._stale = True
+
+    def _is_vain(self, failures: int, wrong: bool) -> bool:
+        return failures >= (_TRIES if wrong else _PATIENCE)
 
     def _refuse(self, version: Version, error: DeltadError, now: float) -> None:
         self.problem = PeerError(f"{self.peer}: {VersionId(self.run, version)}", found=str(error))
@@ -511,5 +563,6 @@ class Pull:
             for version in [version for version in table if version <= latest]:
                 del table[version]
         ahead = {e.manifest for s in self._seen.values() for variant in s.record.variants for e in variant.edges}
-        for manifest in self._unreadable.keys() - ahead:
+        self._hints.forget_held(latest)
+        for manifest in self._unreadable.keys() - ahead - self._hints.by_manifest.keys():
             del self._unreadable[manifest]

@@ -16,10 +16,10 @@ from deltad.delta.coding import CODERS, coder_name
 from deltad.delta.encoding import sha256
 from deltad.delta.layout import Layout, decode_layout
 from deltad.delta.manifest import Manifest, PageRef, decode_manifest, decode_page
-from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
+from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord, decode_record
 from deltad.errors import CoderError, DeltadError, FormatError, IntegrityError, LimitError, PeerError
 from deltad.limits import DEFAULT_LIMITS, Limits
-from deltad.types import DIGEST_BYTES, Digest
+from deltad.types import DIGEST_BYTES, Digest, RunId, Version, VersionId
 
 
 class Kind(StrEnum):
@@ -76,6 +76,25 @@ def want(kind: Kind, digest: bytes, size: int, *, limits: Limits = DEFAULT_LIMIT
     return Wanted(kind, Digest(digest), size)
 
 
+def parse_record(
+    data: bytes, run: RunId, peer: str, asked: Version | None, *, limits: Limits = DEFAULT_LIMITS
+) -> VersionRecord:
+    """A record of `run` that `peer` sent, that of `asked` if it was asked for one. Raises PeerError."""
+    thing = f"{peer}: record of {VersionId(run, asked) if asked else run}"
+    try:
+        record = decode_record(data, limits=limits)
+    except DeltadError as error:
+        raise PeerError(thing, found=str(error)) from None
+    if record.run != run or (asked is not None and record.version != asked):
+        raise PeerError(thing, found=f"that of {record.id}")
+    if len({variant.name for variant in record.variants}) != len(record.variants):
+        raise PeerError(thing, expected="each variant once")
+    for edge in (edge for variant in record.variants for edge in variant.edges):
+        if edge.base is not None and not record.parent_run and edge.base >= record.version:
+            raise PeerError(thing, expected=f"edges from versions below {record.version}", found=str(edge.base))
+    return record
+
+
 @dataclass(frozen=True, slots=True)
 class Arrived:
     """Bytes that are exactly what was wanted. Made by `check_arrival` alone.
@@ -122,6 +141,8 @@ class _Part:
     """Pages that are not wanted yet."""
     pages_unread: int = 0
     chunk_bytes: int = 0
+    got: int = 0
+    """Bytes of its manifest, pages and chunks that are here."""
 
 
 class VersionPlan:
@@ -168,6 +189,22 @@ class VersionPlan:
         """Objects that are here, and all that are known to be needed, the record included."""
         return self._total - len(self._open) - len(self._storing) - self._unopened, self._total
 
+    @property
+    def derived(self) -> tuple[Digest, ...]:
+        """Manifests of the chosen edges that the record does not name."""
+        chosen = ((part.edge.manifest, part.variant.edges) for part in self._parts)
+        return tuple(Digest(m) for m, named in chosen if all(m != edge.manifest for edge in named))
+
+    def left(self) -> dict[bytes, int]:
+        """For each edge whose manifest is here, the bytes of it that are not."""
+        left: dict[bytes, int] = {}
+        for part in self._parts:
+            if part.manifest is not None:
+                pages = sum(page.size for page in part.manifest.pages)
+                total = part.edge.size + pages + part.manifest.chunk_bytes
+                left[part.edge.manifest] = max(total - part.got, 0)
+        return left
+
     def open(self) -> tuple[Wanted, ...]:
         """What is lacking and known by name, in the order in which to ask for it."""
         return tuple(self._open)
@@ -206,6 +243,7 @@ class VersionPlan:
             raise arrived.flaw
         if not durable:
             self._storing.add(arrived.wanted)
+        _count(arrived.wanted, openings)
         for part, page in openings:
             if isinstance(arrived.content, Layout):
                 part.layout = arrived.content
@@ -220,7 +258,7 @@ class VersionPlan:
 
     def close(self, wanted: Wanted) -> None:
         """An open object whose bytes need not be read is held here."""
-        self._open.pop(wanted, None)
+        _count(wanted, self._open.pop(wanted, []))
 
     def stored(self, wanted: Wanted) -> None:
         """An object that was taken is durable now."""
@@ -267,6 +305,12 @@ class VersionPlan:
                 expected=f"chunks of {manifest.chunk_bytes} bytes together",
                 found=f"pages that list {part.chunk_bytes}",
             )
+
+
+def _count(wanted: Wanted, openings: Iterable[tuple[_Part, PageRef | None]]) -> None:
+    if wanted.kind in (Kind.MANIFEST, Kind.PAGE, Kind.CHUNK):
+        for part, _ in openings:
+            part.got += wanted.size
 
 
 def check_manifest(

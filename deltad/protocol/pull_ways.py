@@ -1,19 +1,20 @@
 """Over which edges a daemon reaches the newest version that a peer has told it of.
 
-Pure. Best first: deltas that lead there from what is held here; an anchor; deltas from an older anchor.
-A region that holds the base never downloads an anchor again, so deltas are followed as far down as what
-is held before an anchor is taken. Versions are committed in ascending order, so nothing at or below the
-newest one held can still be pulled.
+Pure. Deltas from what is held here, then anchors; among those, what is known to take the fewest bytes. A region
+that holds the base never downloads an anchor again, so deltas are followed as far down as what is held before
+an anchor is taken. Versions are committed in ascending order, so nothing at or below the newest one held can
+still be pulled. What a peer hints of edges is weighed and never believed: whatever it says, each version on the
+way is one that a record of its own stands for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from deltad.delta.manifest import EdgeKind
-from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
+from deltad.delta.record import EdgeRef, VersionRecord
+from deltad.protocol.hints import Hint
 from deltad.types import Digest, Version
 
 
@@ -33,18 +34,38 @@ class Holdings(Protocol):
 class Ways:
     """What leads to the newest version that can be reached.
 
-    `chain` holds the versions to pull and, for each of their variants, the edge to fetch. Where
-    `unknown` is not empty, the records of these bases must be seen before the chain can be told.
+    `chain` holds the versions to pull and, for each of their variants, the edge to fetch. Before it can be told,
+    the records of other versions must be seen: of those in `named`, which hints lead over; and of those in
+    `unknown`, below which it is not known where the way leads.
     """
 
     chain: dict[Version, dict[str, EdgeRef]]
     unknown: frozenset[Version] = frozenset()
+    named: frozenset[Version] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Cost:
+    """What a way takes, the worst first: an anchor, edges of which nobody has said how large they are, bytes, edges."""
+
+    anchor: bool = False
+    unweighed: int = 0
+    bytes: int = 0
+    edges: int = 0
+
+    def __add__(self, other: _Cost) -> _Cost:
+        return _Cost(
+            self.anchor or other.anchor,
+            self.unweighed + other.unweighed,
+            self.bytes + other.bytes,
+            self.edges + other.edges,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
     edges: dict[str, EdgeRef]
-    replays_anchor: bool
+    cost: _Cost = field(default_factory=_Cost)
     unknown: Version | None = None
 
 
@@ -53,13 +74,18 @@ class Graph:
     """Records that a peer sent and that are not durable here yet, beside those that are.
 
     `refused` are versions and `lacking` the manifests of edges that cannot be had from this peer, or not be
-    read here.
+    read here. `hints` by manifest, `left` the bytes that edges which are being fetched still take. `begun` is the
+    lowest version that is being fetched, and its edges: it is pulled to its end where it leads on at all, so that
+    a peer whose newest version changes all the time does not keep us from ever getting anywhere.
     """
 
     seen: Mapping[Version, VersionRecord]
     holdings: Holdings
     refused: Collection[Version] = frozenset()
     lacking: Collection[bytes] = frozenset()
+    hints: Mapping[bytes, Hint] = field(default_factory=dict)
+    left: Mapping[bytes, int] = field(default_factory=dict)
+    begun: tuple[Version, Mapping[str, EdgeRef]] | None = None
 
     def root(self, version: Version, variant: str) -> bytes | None:
         """The root of a version that is held or seen; None if it has no such variant."""
@@ -67,69 +93,129 @@ class Graph:
         variants = () if record is None else record.variants
         return next((v.root for v in variants if v.name == variant), None)
 
+    def is_near(self, record: VersionRecord) -> bool:
+        """Whether a delta that the record names leads to it from what is held, in each of its variants."""
+        return all(
+            any(self._is_held(edge.base, variant.name) for edge in self._own(record, variant.name))
+            for variant in record.variants
+        )
+
     def ways(self) -> Ways:
         """The chain to the newest version that can be reached; empty if there is none."""
-        latest = self.holdings.latest()
-        ways: dict[Version, _Way | None] = {}
-        for version in sorted(self.seen):  # bases come before what is built on them
-            ways[version] = self._way(self.seen[version], ways, latest)
-        target = next((version for version in sorted(ways, reverse=True) if ways[version] is not None), None)
+        search = _Search(self, self.begun)
+        if self.begun is not None and search.target not in search.led:
+            search = _Search(self, None)
+        return search.ways()
+
+    def _is_held(self, base: Version | None, variant: str) -> bool:
+        return base is not None and self.holdings.record(base) is not None and self.root(base, variant) is not None
+
+    def _own(self, record: VersionRecord, variant: str) -> Iterator[EdgeRef]:
+        """The edges that a record names, but for those that are of no use here."""
+        for edge in record.variant(variant).edges:
+            # The base of a fork's first version belongs to another run, which is not pulled here.
+            if edge.manifest not in self.lacking and (edge.base is None or not record.parent_run):
+                yield edge
+
+    def _weight(self, edge: EdgeRef) -> _Cost:
+        hint = self.hints.get(edge.manifest)
+        size = self.left.get(edge.manifest, None if hint is None else hint.bytes)
+        return _Cost(edge.base is None, int(size is None), size or 0, 1)
+
+
+class _Search:
+    """One look for the cheapest ways, from the lowest version up: bases come before what is built on them."""
+
+    def __init__(self, graph: Graph, begun: tuple[Version, Mapping[str, EdgeRef]] | None) -> None:
+        self._graph = graph
+        self._latest = graph.holdings.latest()
+        self._names = [variant.name for variant in graph.seen[max(graph.seen)].variants] if graph.seen else []
+        self._hinted: dict[tuple[Version, str], list[EdgeRef]] = {}
+        for hint in graph.hints.values():
+            if self._may_lead_over(hint.target) and hint.edge.manifest not in graph.lacking:
+                self._hinted.setdefault((hint.target, hint.variant), []).append(hint.edge)
+        self._ways: dict[Version, _Way | None] = {}
+        self.led: set[Version] = set()
+        """The versions to which deltas lead from the one that is begun, and itself."""
+        for version in sorted({*graph.seen, *(target for target, _ in self._hinted)}):
+            if begun is not None and version == begun[0]:
+                self._ways[version] = _Way(dict(begun[1]))
+                self.led.add(version)
+            elif (way := self._way(version)) is not None or version in graph.seen:
+                self._ways[version] = way
+        ends = (version for version in graph.seen if self._ways[version] is not None)
+        self.target = max(ends, default=None)
+
+    def ways(self) -> Ways:
         chain: dict[Version, dict[str, EdgeRef]] = {}
         unknown: set[Version] = set()
-        todo = [] if target is None else [target]
+        todo = [version for version in (self.target, min(self.led, default=None)) if version is not None]
         while todo:
             version = todo.pop()
-            way = ways.get(version)
+            way = self._ways.get(version)
             if way is None or version in chain:
                 continue
             chain[version] = way.edges
             if way.unknown is not None:
                 unknown.add(way.unknown)
             todo += (edge.base for edge in way.edges.values() if edge.base is not None)
-        return Ways(dict(sorted(chain.items())), frozenset(unknown))
+        return Ways(dict(sorted(chain.items())), frozenset(unknown), frozenset(chain.keys() - self._graph.seen.keys()))
 
-    def _way(self, record: VersionRecord, ways: Mapping[Version, _Way | None], latest: Version | None) -> _Way | None:
+    def _may_lead_over(self, version: Version) -> bool:
+        """Whether a hint may speak of this version: one that can be pulled."""
+        return version not in self._graph.refused and (self._latest is None or version > self._latest)
+
+    def _way(self, version: Version) -> _Way | None:
+        record = self._graph.seen.get(version)
+        names = self._names if record is None else [variant.name for variant in record.variants]
         edges: dict[str, EdgeRef] = {}
-        replays_anchor = False
-        for variant in record.variants:
-            way = self._variant_way(record, variant, ways, latest)
+        cost = _Cost()
+        leads = True
+        for name in names:
+            own = () if record is None else tuple(self._graph._own(record, name))
+            named = () if record is None else record.variant(name).edges
+            apart = {edge.manifest for edge in named}
+            others = [edge for edge in self._hinted.get((version, name), ()) if edge.manifest not in apart]
+            if record is not None and record.parent_run:
+                others = [edge for edge in others if edge.base is None]
+            leads &= any(edge.base in self.led for edge in (*own, *others))
+            way = self._variant_way(name, own, others)
             if way is None or way.unknown is not None:
                 return way
             edges |= way.edges
-            replays_anchor |= way.replays_anchor
-        return _Way(edges, replays_anchor)
+            cost += way.cost
+        if leads:
+            self.led.add(version)
+        return _Way(edges, cost)
 
-    def _variant_way(
-        self,
-        record: VersionRecord,
-        variant: VariantRecord,
-        ways: Mapping[Version, _Way | None],
-        latest: Version | None,
-    ) -> _Way | None:
-        usable = [edge for edge in variant.edges if edge.manifest not in self.lacking]
-        anchor = next((edge for edge in usable if edge.kind is EdgeKind.ANCHOR), None)
-        from_older_anchor: EdgeRef | None = None
+    def _variant_way(self, name: str, own: Collection[EdgeRef], others: Collection[EdgeRef]) -> _Way | None:
+        best: _Way | None = None
         unknown: Version | None = None
-        for edge in usable:
+        for edge in (*own, *others):
+            cost = self._graph._weight(edge)
             base = edge.base
-            # The base of a fork's first version belongs to another run, which is not pulled here.
-            if base is None or record.parent_run or base in self.refused:
+            if base is None or self._graph._is_held(base, name):
+                pass
+            elif (
+                base in self._graph.refused
+                or self._graph.holdings.record(base) is not None
+                or (self._latest is not None and base < self._latest)
+            ):
                 continue
-            if self.holdings.record(base) is not None:
-                if self.root(base, variant.name) is not None:
-                    return _Way({variant.name: edge}, replays_anchor=False)
-            elif latest is not None and base < latest:
+            elif base in self._ways:
+                below = self._ways[base]
+                if below is None or (base in self._graph.seen and self._graph.root(base, name) is None):
+                    continue
+                if below.unknown is not None:
+                    unknown = below.unknown
+                    continue
+                cost += below.cost
+            else:
+                # Of a derived edge the peer would have told where its base comes from.
+                unknown = base if edge in own else unknown
                 continue
-            elif base not in self.seen:
-                unknown = base
-            elif (way := ways.get(base)) is not None and self.root(base, variant.name) is not None:
-                if way.unknown is not None:
-                    unknown = way.unknown
-                elif way.replays_anchor:
-                    from_older_anchor = edge
-                else:
-                    return _Way({variant.name: edge}, replays_anchor=False)
-        if unknown is not None and (anchor is None or latest is not None):
-            return _Way({}, replays_anchor=False, unknown=unknown)
-        best = anchor or from_older_anchor
-        return None if best is None else _Way({variant.name: best}, replays_anchor=True)
+            if best is None or cost < best.cost:
+                best = _Way({name: edge}, cost)
+        if unknown is not None and (best is None or (best.cost.anchor and self._latest is not None)):
+            return _Way({}, unknown=unknown)
+        return best

@@ -24,9 +24,11 @@ from yarl import URL
 from deltad.client.messages import RegionReport
 from deltad.errors import DeltadError, DeniedError, LimitError, NotFoundError, PeerError, UnavailableError
 from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.protocol.hints import Hint
 from deltad.protocol.pull_plan import Wanted
 from deltad.protocol.target import Statement, check_notice
 from deltad.relay.goodput import Goodput
+from deltad.relay.hints import EdgeHints, read_hints
 from deltad.relay.wire import PREFIX, SEAL, Hello, RunNames, TargetNotice, VersionNames, dotted, parse_dotted, seal
 from deltad.types import RunId, Version, parse_run
 
@@ -87,7 +89,7 @@ class RelayClient:
 
     async def runs(self) -> tuple[RunId, ...]:
         names = await self._ask(RunNames, "/runs")
-        return tuple(self._parse(parse_run, name) for name in names.runs)
+        return self._parse(lambda: tuple(map(parse_run, names.runs)))
 
     async def latest(self, run: RunId, *, after: Version | None, wait: float) -> bytes | None:
         """The peer's newest record if it is above `after`, within `wait` seconds; else None."""
@@ -118,7 +120,16 @@ class RelayClient:
     async def versions(self, run: RunId, *, after: Version | None) -> tuple[Version, ...]:
         query = {} if after is None else {"after": dotted(after)}
         names = await self._ask(VersionNames, f"/runs/{run}/records", query)
-        return tuple(self._parse(parse_dotted, name) for name in names.versions)
+        return self._parse(lambda: tuple(map(parse_dotted, names.versions)))
+
+    async def edges(self, run: RunId, *, after: Version | None) -> tuple[Hint, ...]:
+        """What the peer says of the edges that lead to its latest version from `after`, or else from an anchor.
+
+        One that does not know the question raises NotFoundError, like one that lacks the run.
+        """
+        query = {} if after is None else {"after": dotted(after)}
+        hints = await self._ask(EdgeHints, f"/runs/{run}/edges", query)
+        return self._parse(lambda: read_hints(hints, limits=self._limits))
 
     async def fetch(self, wanted: Wanted, into: bytearray, *, count: Count) -> None:
         """Append an object's bytes to `into`, from where it ends up to the object's size.
@@ -162,9 +173,9 @@ class RelayClient:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise PeerError(f"{self.url}{PREFIX}{path}", found=f"not a {kind.__name__}: {error}") from None
 
-    def _parse(self, parse: Callable[[str], T], text: str) -> T:
+    def _parse(self, parse: Callable[[], T]) -> T:
         try:
-            return parse(text)
+            return parse()
         except DeltadError as error:
             raise PeerError(self.url, found=str(error)) from None
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -20,15 +20,16 @@ from deltad.delta.record import VersionRecord
 from deltad.errors import DeltadError, NotFoundError, PeerError, UnavailableError
 from deltad.limits import Limits
 from deltad.protocol.backoff import Backoff
-from deltad.protocol.pull import (
+from deltad.protocol.hints import Hint
+from deltad.protocol.pull import Pull, PullPolicy
+from deltad.protocol.pull_decisions import (
     Commit,
     Decision,
     Fetch,
     FetchRecord,
+    ListEdges,
     ListVersions,
     Load,
-    Pull,
-    PullPolicy,
     Wait,
 )
 from deltad.protocol.pull_plan import Arrived, Kind, Wanted, check_arrival
@@ -259,12 +260,14 @@ class RunPull:
                 await self._fetch_record(version)
             case ListVersions(after):
                 await self._list_versions(after)
+            case ListEdges(after):
+                await self._list_edges(after)
             case Fetch(wanted, version):
                 await self._fetch(wanted, version)
             case Load(wanted):
                 await self._load(wanted)
-            case Commit(version, data):
-                await self._commit(version, data)
+            case Commit(version, data, derived):
+                await self._commit(version, data, derived)
 
     async def _fetch_record(self, version: Version) -> None:
         account = self._account(version, _now())
@@ -277,7 +280,7 @@ class RunPull:
             self.pull.record_missing(version, _now())
         except DeltadError as error:
             self._peer.note_failure(error)
-            self.pull.record_failed(version, _now())
+            self.pull.record_failed(version, _now(), wrong=not isinstance(error, UnavailableError))
         else:
             self._peer.note_success()
 
@@ -288,6 +291,20 @@ class RunPull:
         except DeltadError as error:
             self._peer.note_failure(error)
         self.pull.versions_listed(versions)
+
+    async def _list_edges(self, after: Version | None) -> None:
+        hints: tuple[Hint, ...] = ()
+        try:
+            hints = await self._guarded(self._client.edges(self.run_id, after=after))
+        except NotFoundError:
+            pass  # it does not know the question
+        except UnavailableError as error:
+            self._peer.note_failure(error)
+            self.pull.edges_failed(_now())
+            return
+        except DeltadError as error:
+            self._peer.note_failure(error)
+        self.pull.edges_listed(hints, _now())
 
     async def _fetch(self, wanted: Wanted, version: Version) -> None:
         buffer = self._partials.pop(wanted, bytearray())
@@ -308,7 +325,7 @@ class RunPull:
             self.pull.object_failed(wanted, _now(), progressed=len(buffer) > had)
         except DeltadError as error:
             self._peer.note_failure(error)
-            self.pull.object_failed(wanted, _now())
+            self.pull.object_failed(wanted, _now(), wrong=True)
         else:
             del buffer
             self._peer.note_success()
@@ -347,9 +364,9 @@ class RunPull:
     async def _check(self, wanted: Wanted, data: bytes) -> Arrived:
         return await asyncio.to_thread(check_arrival, wanted, data, self._client.url, limits=self._limits)
 
-    async def _commit(self, version: Version, data: bytes) -> None:
+    async def _commit(self, version: Version, data: bytes, derived: Collection[Digest]) -> None:
         try:
-            await self._guarded(asyncio.to_thread(self._run_store.commit, data))
+            await self._guarded(asyncio.to_thread(self._run_store.commit, data, derived))
         except DeltadError as error:
             self.pull.commit_failed(version, error, _now())
             self._note_problem()

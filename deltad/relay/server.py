@@ -30,6 +30,7 @@ from deltad.errors import (
     UsageError,
 )
 from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.relay.hints import offer
 from deltad.relay.wire import (
     LISTED_VERSIONS,
     PREFIX,
@@ -102,6 +103,7 @@ class RelayServer:
             ("/runs/{run}/target", self._get_target),
             ("/runs/{run}/records", self._get_versions),
             ("/runs/{run}/records/{version}", self._get_record),
+            ("/runs/{run}/edges", self._get_edges),
             ("/objects/{digest}", self._get_object),
         ):
             app.router.add_get(PREFIX + path, handler, allow_head=False)
@@ -199,6 +201,10 @@ class RelayServer:
     async def _get_record(self, request: web.Request) -> web.StreamResponse:
         run = self._run(request.match_info["run"])
         return _bytes(run.record_bytes(parse_dotted(request.match_info["version"])))
+
+    async def _get_edges(self, request: web.Request) -> web.StreamResponse:
+        run = self._run(request.match_info["run"])
+        return _json(await asyncio.to_thread(offer, run, _after(request)))
 
     def _run(self, name: str) -> RunStore:
         run = parse_run(name)

@@ -15,7 +15,7 @@ from deltad.delta.record import EdgeRef, VersionRecord
 from deltad.errors import FormatError, NotFoundError
 from deltad.store.graph import Edge, VersionGraph, joins
 from deltad.store.path import Hop, Path
-from deltad.types import RunId, Version, VersionId
+from deltad.types import Digest, RunId, Version, VersionId
 
 
 class Run(Protocol):
@@ -67,13 +67,21 @@ class RunGraph:
         with self._growing:
             self._parts.clear()
 
-    def path(self, record: VersionRecord, variant: str, held: Collection[Version], *, anchors: bool) -> Path:
+    def path(
+        self,
+        record: VersionRecord,
+        variant: str,
+        held: Collection[Version],
+        *,
+        anchors: bool,
+        avoid: Collection[Digest] = (),
+    ) -> Path:
         """See `RunStore.path`."""
         run = self._run.run
         with self._lock:
             graph = self._current(variant).graph
             starts = [VersionId(run, version) for version in held]
-            found = graph.path(record.id, starts, anchors=anchors)
+            found = graph.path(record.id, starts, left=dict.fromkeys(avoid), anchors=anchors)
         hops = tuple(self._hop(hop.edge) for hop in found.hops)
         return Path(None if found.start is None else found.start.version, hops)
 

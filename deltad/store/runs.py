@@ -307,26 +307,40 @@ class RunStore:
     def edge(self, ref: EdgeRef, target: VersionId) -> Edge:
         """What the graph knows of an edge that is held. May read the disk."""
         digest = Digest(ref.manifest)
+        total, coders = self.weight(ref)
+        with self._lock:
+            derived = self._derived.get(digest) is not None
+        base = None if ref.base is None else VersionId(self.run, ref.base)
+        return Edge(ref.kind, base, target, digest, ref.size, total, coders, derived=derived)
+
+    def weight(self, ref: EdgeRef) -> tuple[int, tuple[int, ...]]:
+        """What a reader of an edge that is held fetches, in bytes, and its coders. May read the disk."""
+        digest = Digest(ref.manifest)
         with self._lock:
             derived = self._derived.get(digest)
         if derived is not None:
-            total, coders = derived.total_bytes, derived.coders
-        elif digest in self._weighed:
-            total, coders = self._weighed[digest]
-        else:
+            return derived.total_bytes, derived.coders
+        if digest not in self._weighed:
             manifest = decode_manifest(self._objects.read_unasked(digest), limits=self._limits)
-            total, coders = self._weighed[digest] = edge_bytes(manifest, ref.size), manifest.coders
-        base = None if ref.base is None else VersionId(self.run, ref.base)
-        return Edge(ref.kind, base, target, digest, ref.size, total, coders, derived=derived is not None)
+            self._weighed[digest] = edge_bytes(manifest, ref.size), manifest.coders
+        return self._weighed[digest]
 
     def path(
-        self, record: VersionRecord, variant: str, held: Collection[Version] = (), *, anchors: bool = True
+        self,
+        record: VersionRecord,
+        variant: str,
+        held: Collection[Version] = (),
+        *,
+        anchors: bool = True,
+        local: bool = True,
     ) -> EdgePath:
         """The cheapest path to a version from one of `held`, or else from an anchor where `anchors` allows.
 
-        May read the disk. Raises NotFoundError if nothing that is held leads there.
+        Without `local`, over no edge that stays on this host. May read the disk. Raises NotFoundError if nothing
+        that is held leads there.
         """
-        return self._graph.path(record, variant, held, anchors=anchors)
+        avoid = () if local else [Digest(edge.manifest) for edge in self.derived() if edge.local]
+        return self._graph.path(record, variant, held, anchors=anchors, avoid=avoid)
 
     def join(self, version: Version, variant: str) -> Edge | None:
         """The last edge of the cheapest way to a version from an anchor; None if there is none. May read the disk."""

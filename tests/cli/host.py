@@ -93,9 +93,12 @@ class Host:
     def hold(self, lineage: Lineage) -> None:
         """Make all versions of a lineage durable here."""
         lineage.fill(self.store)
-        run = self.store.run(RunId(lineage.run))
-        size = lineage.versions[0].layout.weight_bytes
-        self.operations.held[run.run] = [describe(run, record, size, Note()) for record in run.records()]
+        self.describe(RunId(lineage.run), lineage.versions[0].layout.weight_bytes)
+
+    def describe(self, name: RunId, weight_bytes: int) -> None:
+        """Know all versions of a run that the store holds."""
+        run = self.store.run(name)
+        self.operations.held[name] = [describe(run, record, weight_bytes, Note()) for record in run.records()]
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from deltad.checkpoint.safetensors import format_header
 from deltad.delta.layout import TensorSpec
+from tests.kit.versions import Published
 
 Bits = dict[str, npt.NDArray[np.uint16]]
 Wide = dict[str, npt.NDArray[np.uint32]]
@@ -37,6 +38,14 @@ def nudged(before: Bits, name: str, count: int) -> Bits:
     after = {key: value.copy() for key, value in before.items()}
     after[name].reshape(-1)[:count] ^= 1
     return after
+
+
+def bits_of(published: Published) -> Bits:
+    """The weights of a version."""
+    return {
+        spec.name: lanes.reshape(spec.shape).copy()
+        for spec, lanes in zip(published.layout.tensors, published.weights.arrays, strict=True)
+    }
 
 
 def write(directory: Path, tensors: Bits | Wide) -> Path:

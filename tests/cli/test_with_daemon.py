@@ -16,11 +16,11 @@ from deltad.client.messages import VersionInfo
 from deltad.errors import CheckpointError, ConflictError, DeltadError, PeerError, StoreFullError, UnavailableError
 from deltad.types import Digest, RunId
 from tests.cli.host import Host
-from tests.cli.models import Bits, write
+from tests.cli.models import bits_of, write
 from tests.cli.terminal import start
 from tests.cli.views import version
 from tests.kit.rot import lose
-from tests.kit.versions import Lineage, Published
+from tests.kit.versions import Lineage
 
 POLICY = RunId("policy")
 
@@ -261,13 +261,6 @@ async def test_of_many_wrong_tensors_the_first_ten_are_named(host: Host, lineage
     host.operations.found_root = "ee" * 32
     host.operations.wrong_tensors = tuple(f"t{i:02d}" for i in range(25))
     (await host.deltad("verify", "v1")).assert_refused(65, "t00, t01", "t09 and 15 more")
-
-
-def bits_of(published: Published) -> Bits:
-    return {
-        spec.name: lanes.reshape(spec.shape).copy()
-        for spec, lanes in zip(published.layout.tensors, published.weights.arrays, strict=True)
-    }
 
 
 async def test_a_directory_with_the_published_root_is_that_version(

@@ -10,10 +10,24 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from deltad.delta.record import VersionRecord
+from deltad.delta.layout import decode_layout
+from deltad.delta.manifest import decode_manifest, decode_page
+from deltad.delta.record import VersionRecord, decode_record
+from deltad.errors import PeerError
 from deltad.limits import DEFAULT_LIMITS, Limits
-from deltad.protocol.pull import Commit, Decision, Fetch, FetchRecord, ListVersions, Load, Pull, PullPolicy, Wait
-from deltad.protocol.pull_plan import check_arrival
+from deltad.protocol.hints import Hint
+from deltad.protocol.pull import Pull, PullPolicy
+from deltad.protocol.pull_decisions import (
+    Commit,
+    Decision,
+    Fetch,
+    FetchRecord,
+    ListEdges,
+    ListVersions,
+    Load,
+    Wait,
+)
+from deltad.protocol.pull_plan import Wanted, check_arrival
 from deltad.types import Digest, RunId, Version
 from tests.kit.versions import Published
 
@@ -43,7 +57,8 @@ class MemoryHoldings:
 class PullingDaemon:
     """`peer_records` and `peer_objects` are what the peer has; take away from them or add to them at will.
 
-    `damaged` names objects that are held and cannot be read.
+    `damaged` names objects that are held and cannot be read. `hints` is what the peer says of edges; one that has
+    none answers at once, like one that knows of no such question.
     """
 
     def __init__(self, run: str, policy: PullPolicy, *, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -55,6 +70,7 @@ class PullingDaemon:
         self.peer_records: dict[Version, bytes] = {}
         self.peer_objects: dict[Digest, bytes] = {}
         self.damaged: set[Digest] = set()
+        self.hints: list[Hint] = []
         self.fetches: Counter[Digest] = Counter()
         self.record_fetches: Counter[Version] = Counter()
         self.commits: list[Version] = []
@@ -84,6 +100,10 @@ class PullingDaemon:
     def decide(self) -> None:
         """Collect decisions, and hold them to what is promised of every one."""
         *decisions, wait = self.pull.decide(self.now)
+        if not self.hints and any(isinstance(decision, ListEdges) for decision in decisions):
+            self.pull.edges_listed((), self.now)
+            more = self.pull.decide(self.now)
+            decisions, wait = [d for d in decisions if not isinstance(d, ListEdges)] + list(more[:-1]), more[-1]
         assert isinstance(wait, Wait), "the last decision says when to ask again"
         assert wait.until is None or wait.until >= self.now
         self.wake = wait.until
@@ -111,21 +131,17 @@ class PullingDaemon:
                     self.pull.record_missing(version, self.now)
             case ListVersions(after):
                 self.pull.versions_listed(v for v in self.peer_records if after is None or v > after)
+            case ListEdges():
+                self.pull.edges_listed(self.hints, self.now)
             case Fetch(wanted):
-                if wanted.digest in self.peer_objects:
-                    arrived = check_arrival(wanted, self.peer_objects[wanted.digest], "peer-1", limits=self.limits)
-                    if self.pull.object_arrived(arrived, self.now):
-                        self.damaged.discard(wanted.digest)
-                        self.holdings.objects[wanted.digest] = arrived.data
-                        self.pull.object_stored(wanted)
-                else:
-                    self.pull.object_missing(wanted, self.now)
+                self._answer_fetch(wanted)
             case Load(wanted) if wanted.digest in self.damaged:
                 self.pull.load_failed(wanted)
             case Load(wanted):
                 data = self.holdings.objects[wanted.digest]
                 self.pull.object_loaded(check_arrival(wanted, data, "peer-1", limits=self.limits), self.now)
-            case Commit(version, data):
+            case Commit(version, data, derived):
+                self._check_commit(data, derived)
                 latest = self.holdings.latest()
                 assert latest is None or version > latest or version in self.holdings.records, "ascending order"
                 self.holdings.records[version] = self.pull.record_seen(data, self.now)
@@ -134,6 +150,37 @@ class PullingDaemon:
             case _:
                 raise AssertionError(decision)
         self.decide()
+
+    def _answer_fetch(self, wanted: Wanted) -> None:
+        if wanted.digest not in self.peer_objects:
+            self.pull.object_missing(wanted, self.now)
+            return
+        try:
+            arrived = check_arrival(wanted, self.peer_objects[wanted.digest], "peer-1", limits=self.limits)
+        except PeerError:
+            self.pull.object_failed(wanted, self.now, wrong=True)
+            return
+        if self.pull.object_arrived(arrived, self.now):
+            self.damaged.discard(wanted.digest)
+            self.holdings.objects[wanted.digest] = arrived.data
+            self.pull.object_stored(wanted)
+
+    def _check_commit(self, data: bytes, derived: tuple[Digest, ...]) -> None:
+        """A store would take the version: each variant has an edge that is held whole, from a version that is."""
+        record = decode_record(data)
+        objects = self.holdings.objects
+        for variant in record.variants:
+            layout = decode_layout(objects[Digest(variant.layout)])
+            whole = 0
+            for digest in {*(Digest(edge.manifest) for edge in variant.edges), *derived} & objects.keys():
+                manifest = decode_manifest(objects[digest])
+                pages = [page for page in manifest.pages if Digest(page.digest) in objects]
+                chunks = [c for p in pages for c in decode_page(objects[Digest(p.digest)], p, layout)]
+                base = manifest.base is None or manifest.base.version in self.holdings.records
+                mine = manifest.target.version == record.version and manifest.target.root == variant.root
+                held = all(Digest(chunk.digest) in objects for chunk in chunks)
+                whole += base and mine and held and len(pages) == len(manifest.pages)
+            assert whole, "an edge leads there that is held whole"
 
     def _drop(self, decision: Decision) -> None:
         """No longer outstanding: the decision, and any other that the same answer satisfies."""
@@ -152,6 +199,8 @@ class PullingDaemon:
                 self.pull.record_failed(version, self.now)
             case ListVersions():
                 self.pull.versions_listed(())
+            case ListEdges():
+                self.pull.edges_failed(self.now)
             case Fetch(wanted):
                 self.pull.object_failed(wanted, self.now)
             case _:

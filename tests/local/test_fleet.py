@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from deltad.client.messages import (
@@ -91,6 +92,13 @@ def test_staleness_counts_the_versions_in_between_and_not_their_numbers() -> Non
     for number, behind in ((1, 3), (2, 2), (3, 1), (5, 0)):
         assert only_replica(with_replica(make_fleet(), state(ReplicaState.VERIFIED, number))).staleness == behind
     assert only_replica(with_replica(make_fleet())).staleness == 4
+
+
+def test_staleness_counts_the_versions_that_were_passed_over_here() -> None:
+    held = [msgspec.structs.replace(version_info(number), sequence=number) for number in (1, 33, 41)]
+    for number, behind in ((1, 40), (33, 8), (41, 0)):
+        fleet = with_replica(make_fleet(), state(ReplicaState.VERIFIED, number))
+        assert only_replica(fleet, versions=held).staleness == behind
 
 
 def test_another_root_than_the_published_one_is_refused_and_takes_the_old_credit_away() -> None:

@@ -24,7 +24,7 @@ PATHS = st.one_of(
     st.builds(
         "/v1/runs/{}/{}".format, SEGMENTS, st.sampled_from(["versions", "latest", "fleet", "publish", "pull", "target"])
     ),
-    st.builds("/v1/runs/{}/{}/{}".format, SEGMENTS, st.sampled_from(["versions", "records"]), SEGMENTS),
+    st.builds("/v1/runs/{}/{}/{}".format, SEGMENTS, st.sampled_from(["versions", "records", "edges"]), SEGMENTS),
     st.builds("/v1/runs/{}/versions/{}/pin".format, SEGMENTS, SEGMENTS),
     st.builds("/v1/objects/{}".format, SEGMENTS),
     st.builds("/v1/replicas/{}/{}".format, SEGMENTS, st.sampled_from(["next", "state", ""])),

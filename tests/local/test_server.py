@@ -446,6 +446,8 @@ async def test_draining_answers_every_poll_at_once(tmp_path: Path) -> None:
         ("GET", "/v1/runs/..%2f..%2fetc%2fpasswd/latest", 400, "Usage"),
         ("GET", f"/v1/runs/{RUN}/versions/newest", 400, "Usage"),
         ("GET", f"/v1/runs/{RUN}/records/..%2flatest", 400, "Usage"),
+        ("GET", f"/v1/runs/{RUN}/edges/..%2flatest", 400, "Usage"),
+        ("GET", f"/v1/runs/{RUN}/edges/v000001", 404, "NotFound"),
         ("GET", "/v1/objects/..%2f..%2fFORMAT", 400, "Usage"),
         ("GET", f"/v1/objects/{'0' * 63}", 400, "Usage"),
         ("GET", f"/v1/objects/{'A' * 64}", 400, "Usage"),

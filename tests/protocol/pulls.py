@@ -10,7 +10,8 @@ from deltad.delta.manifest import (
 )
 from deltad.delta.record import EdgeRef
 from deltad.limits import Limits
-from deltad.protocol.pull import Decision, Fetch, Load, PullPolicy
+from deltad.protocol.pull import PullPolicy
+from deltad.protocol.pull_decisions import Decision, Fetch, Load
 from deltad.types import Digest
 from tests.kit.pulling import PullingDaemon
 from tests.kit.versions import Published, forge

@@ -14,7 +14,8 @@ from deltad.delta.record import VariantRecord
 from deltad.errors import (
     PeerError,
 )
-from deltad.protocol.pull import Commit, Fetch, FetchRecord, PullPolicy
+from deltad.protocol.pull import PullPolicy
+from deltad.protocol.pull_decisions import Commit, Fetch, FetchRecord
 from deltad.protocol.pull_plan import Kind, check_arrival, want
 from deltad.types import Digest, Version
 from tests.kit.versions import SMALL_CHUNKS, Lineage, Published, forge

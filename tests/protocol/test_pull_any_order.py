@@ -9,8 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from deltad.delta.encoding import sha256
 from deltad.errors import PeerError, StoreFullError
-from deltad.protocol.pull import Commit, Decision, Fetch, FetchRecord, ListVersions, Load, PullPolicy
+from deltad.protocol.pull import PullPolicy
+from deltad.protocol.pull_decisions import Commit, Decision, Fetch, FetchRecord, ListEdges, ListVersions, Load
 from deltad.protocol.pull_plan import check_arrival
+from tests.kit.derived import Derived, anchor, between
 from tests.kit.pulling import PullingDaemon
 from tests.kit.versions import Lineage, Published
 
@@ -21,14 +23,22 @@ IN_FLIGHT = 3
 def lineage(anchors: tuple[bool, ...]) -> tuple[Published, ...]:
     """Versions with a delta each, and anchors where asked for; v4 has no delta, so no way leads through it."""
     made = Lineage(tensors=2, elements=1024, density=0.3)
-    for i, anchor in enumerate(anchors):
-        made.publish(anchor=anchor, delta=i != 3)
+    for i, whole in enumerate(anchors):
+        made.publish(anchor=whole, delta=i != 3)
     return tuple(made.versions)
+
+
+@cache
+def derived(anchors: tuple[bool, ...], base: int | None, target: int) -> Derived:
+    """An edge between two versions of a lineage, or an anchor."""
+    versions = lineage(anchors)
+    return anchor(versions[target]) if base is None else between(versions[base], versions[target])
 
 
 class AnyOrder(RuleBasedStateMachine):
     @initialize(anchors=st.tuples(*[st.booleans()] * 5))
     def begin(self, anchors: tuple[bool, ...]) -> None:
+        self.anchors = anchors
         self.versions = lineage(anchors)
         self.daemon = PullingDaemon("policy", PullPolicy(in_flight=IN_FLIGHT, versions_ahead=2, records_ahead=2))
         self.published = 1
@@ -47,13 +57,22 @@ class AnyOrder(RuleBasedStateMachine):
         self.published += 1
 
     @rule(data=st.data())
+    def the_peer_derives_an_edge(self, data: st.DataObject) -> None:
+        base = data.draw(st.none() | st.integers(0, len(self.versions) - 2))
+        at = data.draw(st.integers(0 if base is None else base + 1, len(self.versions) - 1))
+        if at < self.published:
+            made = derived(self.anchors, base, at)
+            self.daemon.peer_objects |= made.objects
+            self.daemon.hints.append(made.hint)
+
+    @rule(data=st.data())
     def a_notice_comes_in(self, data: st.DataObject) -> None:
         at = data.draw(st.integers(0, self.published - 1))
         self.daemon.notice(self.versions[at])
 
     @rule(data=st.data())
     def a_decision_is_carried_out(self, data: st.DataObject) -> None:
-        if decision := self.pick(data, Fetch, FetchRecord, ListVersions, Load, Commit):
+        if decision := self.pick(data, Fetch, FetchRecord, ListVersions, ListEdges, Load, Commit):
             self.earlier.append(decision)
             self.daemon.answer(decision)
 
@@ -65,7 +84,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def a_request_is_lost(self, data: st.DataObject) -> None:
-        if decision := self.pick(data, Fetch, FetchRecord, ListVersions):
+        if decision := self.pick(data, Fetch, FetchRecord, ListVersions, ListEdges):
             self.allowed += isinstance(decision, Fetch)
             self.daemon.lose(decision)
 
@@ -116,9 +135,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.daemon.pull.peer_down(self.daemon.now + seconds)
         before = len(self.daemon.outstanding)
         self.daemon.decide()
-        assert not [d for d in self.daemon.outstanding[before:] if isinstance(d, (Fetch, FetchRecord, ListVersions))], (
-            "nothing is asked of a peer that is down"
-        )
+        assert not [
+            d for d in self.daemon.outstanding[before:] if isinstance(d, (Fetch, FetchRecord, ListVersions, ListEdges))
+        ], "nothing is asked of a peer that is down"
 
     @invariant()
     def only_what_was_in_flight_is_fetched_again(self) -> None:

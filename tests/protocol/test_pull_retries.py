@@ -13,7 +13,8 @@ from deltad.errors import (
     StoreFullError,
 )
 from deltad.protocol.backoff import Backoff
-from deltad.protocol.pull import Commit, Fetch, PullPolicy
+from deltad.protocol.pull import PullPolicy
+from deltad.protocol.pull_decisions import Commit, Fetch
 from deltad.protocol.pull_plan import Kind, check_arrival
 from deltad.types import Digest
 from tests.kit.versions import Lineage, Published

@@ -159,6 +159,7 @@ ROUTES = [
     ("GET", "/v1/relay/runs/policy/latest"),
     ("GET", "/v1/relay/runs/policy/records"),
     ("GET", "/v1/relay/runs/policy/records/1.1"),
+    ("GET", "/v1/relay/runs/policy/edges"),
     ("GET", f"/v1/relay/objects/{ABSENT}"),
     ("POST", "/v1/relay/report"),
     ("GET", "/v1/relay/nothing"),
@@ -204,6 +205,9 @@ async def test_the_token_is_read_anew_for_every_request(upstream: Upstream, http
         ("/v1/relay/runs/..%2fpolicy/records", 400),
         ("/v1/relay/runs/policy/records/0.1", 400),
         ("/v1/relay/runs/policy/records/1", 400),
+        ("/v1/relay/runs/other/edges", 404),
+        ("/v1/relay/runs/..%2fpolicy/edges", 400),
+        ("/v1/relay/runs/policy/edges?after=x", 400),
         ("/v1/relay/runs/policy/latest?after=x", 400),
         ("/v1/relay/runs/policy/latest?wait=-1", 400),
         ("/v1/relay/runs/policy/latest?wait=nan", 400),
@@ -220,7 +224,7 @@ async def test_what_is_unknown_or_malformed_is_refused_in_json(
 async def test_asking_for_unknown_runs_leaves_nothing_behind(upstream: Upstream, http: aiohttp.ClientSession) -> None:
     before = sorted(upstream.store.path.rglob("*"))
     for name in ("other", "another"):
-        for path in ("latest", "records", "records/1.1"):
+        for path in ("latest", "records", "records/1.1", "edges"):
             async with http.get(f"/v1/relay/runs/{name}/{path}") as response:
                 assert response.status == 404
     assert sorted(upstream.store.path.rglob("*")) == before

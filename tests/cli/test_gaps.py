@@ -31,11 +31,12 @@ def gap(host: Host) -> tuple[Lineage, Derived]:
 
 
 async def test_log_says_from_which_version_a_gap_was_crossed(host: Host, gap: tuple[Lineage, Derived]) -> None:
-    newest, oldest = (await host.deltad("log")).out.splitlines()[2:4]
+    drawn = (await host.deltad("log")).out
+    newest, oldest = [line for line in drawn.splitlines() if "delta  " in line or "anchor  " in line]
     assert "v000005" in newest
     assert "skip-delta" in newest
-    assert "on v000001" in newest
-    assert "anchor" in oldest
+    assert "v000001" in oldest
+    assert "reached from v000001" in drawn
     versions = (await host.deltad("log", "--json")).reply["versions"]
     assert [(v["version"], v["base"], v["sequence"]) for v in versions] == [
         ("v000005", "v000001", 5),

@@ -138,7 +138,7 @@ def gaps(tmp_path: Path, lineage: Lineage, ladder: list[Derived]) -> Iterator[Ve
         for digest, data in made.objects.items():
             (store.put_chunk if digest in made.chunks else store.put)(data)
         store.run(target.run).commit(target.data, [Digest(made.ref.manifest)])
-    yield Versions(store, RunId("policy"), choose())
+    yield Versions(store, RunId("policy"), choose(), daemon="border")
     store.close()
 
 

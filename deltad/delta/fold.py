@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from deltad.delta import merging
-from deltad.delta.backend import Backend, Changes, Mode
+from deltad.delta.backend import UNSIGNED, Backend, Changes, Lanes, Mode
 from deltad.delta.codec import DELTA_FRAME_BYTES, Patch, frame_patches
 from deltad.delta.coding import WHOLE, Coder, coder_name
-from deltad.delta.difference import inverse
+from deltad.delta.difference import compose
 from deltad.delta.digest import pack_sums, unpack_sums, zero_sum
 from deltad.delta.emit import Checks, ChunkBuilder, EncodedChunk, FrameWriter, WrittenFrame, halves
 from deltad.delta.frame import Frame, FrameHeader, Rect, plan_frames, read_chunk
@@ -127,6 +127,9 @@ class _BlindFold:
         self._writer = writer
         self._parts = [StoredFrames(part, writer.layout, writer.limits) for part in parts]
         self._inverted = inverted
+        self._lanes: Lanes = np.empty(0, np.uint8)
+        """All 0 between two regions, so that nobody has to walk over it; `_zeros` always."""
+        self._zeros = self._lanes
 
     def frames(self) -> Iterator[WrittenFrame]:
         writer = self._writer
@@ -144,10 +147,27 @@ class _BlindFold:
     def _merge(self, rects: tuple[Rect, ...], found: Sequence[tuple[StoredFrames, FoundFrame]]) -> Iterator[WrittenFrame]:
         dtype = self._writer.layout.tensors[rects[0].tensor].type
         parts = [self._changes(part.load(frame), rects) for part, frame in found]
-        changes = merging.merge(parts, sum(rect.lanes for rect in rects), dtype)
         if self._inverted:
-            changes = merging.invert(changes, dtype)
-        yield from _emit(rects, changes, self._writer, self._checks(found))
+            parts = [merging.invert(part, dtype) for part in parts]
+        checks, lanes = self._checks(found), sum(rect.lanes for rect in rects)
+        if merging.SPARSE * sum(part.positions.size for part in parts) <= lanes:
+            yield from _emit(rects, merging.merge(parts, dtype), self._writer, checks)
+        else:
+            yield from self._scatter(rects, parts, checks)
+
+    def _scatter(self, rects: tuple[Rect, ...], parts: Sequence[Changes], checks: Checks) -> list[WrittenFrame]:
+        """Frames of many changes: from lanes of zero bits, a difference leads to a pattern that differs by just that."""
+        dtype, lanes = self._writer.layout.tensors[rects[0].tensor].type, sum(rect.lanes for rect in rects)
+        if self._lanes.dtype != UNSIGNED[dtype.lane_bytes] or self._lanes.size < lanes:
+            self._lanes, self._zeros = (np.zeros(lanes, UNSIGNED[dtype.lane_bytes]) for _ in range(2))
+        for part in parts:
+            self._lanes[part.positions] = compose(self._lanes[part.positions], part.differences, dtype)
+        ends = np.cumsum([rect.lanes for rect in rects])
+        zeros, after = (np.split(all_lanes[:lanes], ends[:-1]) for all_lanes in (self._zeros, self._lanes))
+        written = list(self._writer.delta(rects, zeros, after, self._writer.encode(rects, zeros, after), checks))
+        for part in parts:
+            self._lanes[part.positions] = 0
+        return written
 
     def _lay_out(
         self, rects: tuple[Rect, ...], found: Sequence[tuple[StoredFrames, FoundFrame]]

@@ -1,7 +1,7 @@
 """Changes of several deltas over the same lanes, joined into one list. Pure arithmetic on sorted positions.
 
 All groups of differences commute, so nothing depends on the order of the parts. Costs what has changed, not what is
-there, where little has.
+there: for where little has.
 """
 
 from __future__ import annotations
@@ -12,26 +12,38 @@ import numpy as np
 
 from deltad.delta.backend import UNSIGNED, Changes, EncodedFrame
 from deltad.delta.coding import Coder, Coding
-from deltad.delta.difference import inverse, join, to_codes
+from deltad.delta.difference import inverse, to_codes
 from deltad.delta.symbols import encode_gaps, encode_values
 from deltad.types import Difference, DType
 
-_SPARSE = 12
-"""Where there is at most one change for so many lanes, sorting the changes beats walking over the lanes."""
+SPARSE = 512
+"""Where there is at most one change for so many lanes, sorting changes beats walking over lanes (measured)."""
 _HALF = np.uint64(32)
 _LOW = np.uint64((1 << 32) - 1)
 
 
-def merge(parts: Sequence[Changes], lanes: int, dtype: DType) -> Changes:
-    """What all parts do together to `lanes` lanes; what cancels out is left out. No part names a lane twice."""
-    parts = [part for part in parts if part.positions.size]
+def merge(parts: Sequence[Changes], dtype: DType) -> Changes:
+    """What all parts, at least one, do together; what cancels out is left out. No part names a lane twice."""
     if len(parts) == 1:
         return parts[0]
-    if not parts:
-        return Changes(np.empty(0, np.int64), np.empty(0, UNSIGNED[dtype.lane_bytes]))
-    if _SPARSE * sum(part.positions.size for part in parts) > lanes:
-        return _merge_dense(parts, lanes, dtype)
-    return _merge_sorted(parts, dtype)
+    unsigned = UNSIGNED[dtype.lane_bytes]
+    positions = np.concatenate([part.positions for part in parts])
+    differences = np.concatenate([part.differences for part in parts])
+    if dtype.lane_bytes <= 4:
+        # Positions are below 2^30, so both fit one number, and numbers sort much faster than their order is found.
+        keys = positions.astype(np.uint64) << _HALF
+        keys |= differences
+        keys.sort()
+        positions = (keys >> _HALF).astype(np.int64)
+        differences = (keys & _LOW).astype(unsigned)
+    else:
+        order = np.argsort(positions, kind="stable")
+        positions, differences = positions[order], differences[order]
+    firsts = np.flatnonzero(np.diff(positions, prepend=-1))
+    add = np.bitwise_xor if dtype.difference is Difference.XOR else np.add
+    joined = add.reduceat(differences, firsts, dtype=unsigned) if firsts.size else differences
+    kept = np.flatnonzero(joined)
+    return Changes(positions[firsts[kept]], joined[kept])
 
 
 def invert(changes: Changes, dtype: DType) -> Changes:
@@ -50,32 +62,3 @@ def encode(changes: Changes, lanes: int, dtype: DType) -> EncodedFrame:
     coding = Coding(Coder.BLIND, lanes, changes.positions.size)
     streams = [*encode_gaps(changes.positions), *encode_values(to_codes(changes.differences, dtype), dtype)]
     return EncodedFrame(coding, np.empty(0, np.int64), np.empty((0, 2), np.uint64), streams)
-
-
-def _merge_dense(parts: Sequence[Changes], lanes: int, dtype: DType) -> Changes:
-    all_lanes = np.zeros(lanes, UNSIGNED[dtype.lane_bytes])
-    for part in parts:
-        all_lanes[part.positions] = join(all_lanes[part.positions], part.differences, dtype)
-    positions = np.flatnonzero(all_lanes).astype(np.int64, copy=False)
-    return Changes(positions, all_lanes[positions])
-
-
-def _merge_sorted(parts: Sequence[Changes], dtype: DType) -> Changes:
-    unsigned = UNSIGNED[dtype.lane_bytes]
-    positions = np.concatenate([part.positions for part in parts])
-    differences = np.concatenate([part.differences for part in parts])
-    if dtype.lane_bytes <= 4:
-        # Positions are below 2^30, so both fit one number, and numbers sort much faster than their order is found.
-        keys = positions.astype(np.uint64) << _HALF
-        keys |= differences
-        keys.sort()
-        positions = (keys >> _HALF).astype(np.int64)
-        differences = (keys & _LOW).astype(unsigned)
-    else:
-        order = np.argsort(positions, kind="stable")
-        positions, differences = positions[order], differences[order]
-    firsts = np.flatnonzero(np.diff(positions, prepend=-1))
-    add = np.bitwise_xor if dtype.difference is Difference.XOR else np.add
-    joined = add.reduceat(differences, firsts, dtype=unsigned)
-    kept = np.flatnonzero(joined)
-    return Changes(positions[firsts[kept]], joined[kept])

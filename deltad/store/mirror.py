@@ -15,6 +15,7 @@ import re
 import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -26,16 +27,17 @@ from deltad.delta.backend import Backend
 from deltad.delta.codec import Weights, apply_chunks, sum_weights
 from deltad.delta.digest import U64, root_of
 from deltad.delta.layout import Layout, decode_layout
-from deltad.delta.manifest import ChunkRef, Manifest, decode_page
+from deltad.delta.manifest import Manifest
 from deltad.delta.record import VersionRecord
 from deltad.delta.threads import in_order
-from deltad.delta.weights import Span, borrowed, spans_of
+from deltad.delta.weights import Span, borrowed, hash_weights, spans_of
 from deltad.errors import CheckpointError, FormatError, IntegrityError
 from deltad.store.disk import FileSystem, make_directory, remove_tree, store_error
+from deltad.store.edge_chunks import chunks_of
 from deltad.store.path import Path as EdgePath
 from deltad.store.runs import RunStore
 from deltad.store.store import Store
-from deltad.types import Digest, Variant, Version
+from deltad.types import DIGEST_BYTES, Digest, Variant, Version
 
 _GENERATION = re.compile(r"e([0-9]{6,})-v([0-9]{6,})", re.ASCII)
 _WINDOW_BYTES = 8 << 20
@@ -103,6 +105,26 @@ class Mirror:
                     self._write_weights(self._path(record), layout, writer)
                     return self._compare(record, layout, writer)
             finally:
+                remove_tree(scratch, self._files)
+
+    @contextmanager
+    def state(self, record: VersionRecord) -> Iterator[Weights]:
+        """The weights of a version: the generation where it is that one, else rebuilt aside and removed again.
+
+        Nobody else waits while they are read. Raises IntegrityError if what is rebuilt is not the version's; a
+        generation was checked when it was written, and whoever reads all of it sums it again.
+        """
+        layout = self.layout(record)
+        directory = self.generations().get(record.version)
+        scratch = None
+        try:
+            if directory is None:
+                scratch = self._store.scratch / f"state-{self._run.run}-{record.version}-{uuid.uuid4().hex}"
+                self.export(record, scratch)
+            with open_checkpoint(directory or scratch) as checkpoint:
+                yield Aligned(layout, checkpoint)
+        finally:
+            if scratch is not None:
                 remove_tree(scratch, self._files)
 
     def sums(self, record: VersionRecord) -> U64:
@@ -174,12 +196,23 @@ class Mirror:
     def _apply(self, manifest: Manifest, layout: Layout, writer: CheckpointWriter) -> None:
         # The sums are not followed here: everything is summed anew once all is written.
         unused = np.zeros((len(layout.tensors), 2), np.uint64)
-        chunks = (self._store.read(Digest(chunk.digest)) for chunk in self._chunks(manifest, layout))
+        chunks = (self._store.read(Digest(chunk.digest)) for chunk in chunks_of(self._store, manifest, layout))
         apply_chunks(chunks, layout, writer, unused, self._backend, limits=self._store.limits, threads=self._threads)
+        if manifest.tensor_sha256:
+            self._check_hashes(manifest, layout, writer)
 
-    def _chunks(self, manifest: Manifest, layout: Layout) -> Iterator[ChunkRef]:
-        for page in manifest.pages:
-            yield from decode_page(self._store.read(Digest(page.digest)), page, layout, limits=self._store.limits)
+    def _check_hashes(self, manifest: Manifest, layout: Layout, written: Weights) -> None:
+        """Raises IntegrityError, which names a tensor, unless the weights are those that the manifest vouches for."""
+        found = hash_weights(layout, written, threads=self._threads)
+        for i, spec in enumerate(layout.tensors):
+            part = slice(DIGEST_BYTES * i, DIGEST_BYTES * (i + 1))
+            if found[part] != manifest.tensor_sha256[part]:
+                raise IntegrityError(
+                    f"the {manifest.kind} of {self._run.run}/{manifest.target.version}: tensor {spec.name!r}",
+                    expected=f"SHA-256 {manifest.tensor_sha256[part].hex()}",
+                    found=found[part].hex(),
+                    hint="whoever made it wrote other weights than it says; take the version by another edge",
+                )
 
     def _compare(self, record: VersionRecord, layout: Layout, weights: Weights) -> tuple[Digest, list[str]]:
         """The root of `weights`, and the names of the tensors that are not the version's."""

@@ -99,7 +99,7 @@ def hash_weights(layout: Layout, weights: Weights, *, threads: int = 1) -> bytes
         digest, step = hashlib.sha256(), _HASHED_BYTES // spec.type.lane_bytes
         for start in range(0, spec.lanes, step):
             with borrowed(weights, (tensor, start, min(step, spec.lanes - start))) as lanes:
-                digest.update(np.ascontiguousarray(lanes).view(np.uint8))
+                digest.update(np.ascontiguousarray(lanes).view(np.uint8).data)
         return digest.digest()
 
     return b"".join(in_order(hashed, range(len(layout.tensors)), threads))

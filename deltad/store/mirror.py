@@ -115,17 +115,15 @@ class Mirror:
         generation was checked when it was written, and whoever reads all of it sums it again.
         """
         layout = self.layout(record)
+        scratch = self._store.scratch / f"state-{self._run.run}-{record.version}-{uuid.uuid4().hex}"
         directory = self.generations().get(record.version)
-        scratch = None
         try:
             if directory is None:
-                scratch = self._store.scratch / f"state-{self._run.run}-{record.version}-{uuid.uuid4().hex}"
                 self.export(record, scratch)
             with open_checkpoint(directory or scratch) as checkpoint:
                 yield Aligned(layout, checkpoint)
         finally:
-            if scratch is not None:
-                remove_tree(scratch, self._files)
+            remove_tree(scratch, self._files)
 
     def sums(self, record: VersionRecord) -> U64:
         """The published element sums of a version, shape [tensors, 2]."""

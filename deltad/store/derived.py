@@ -24,7 +24,7 @@ _NAME = re.compile(r"[0-9a-f]{64}\.edge", re.ASCII)
 
 
 class DerivedEdge(msgspec.Struct, frozen=True):
-    """An edge that is held whole. `bytes` is what a reader fetches: manifest, pages and chunks.
+    """An edge that is held whole. `total_bytes` is what a reader fetches: manifest, pages and chunks.
 
     `local`: it stays on this host, as an inverse does, which any host makes as well.
     """
@@ -35,7 +35,7 @@ class DerivedEdge(msgspec.Struct, frozen=True):
     target: Version
     manifest: bytes
     size: int
-    bytes: int
+    total_bytes: int
     coders: tuple[int, ...]
     local: bool = False
 
@@ -53,7 +53,7 @@ def derived_edge(manifest: Manifest, digest: Digest, size: int, *, local: bool) 
         target=manifest.target.version,
         manifest=digest,
         size=size,
-        bytes=edge_bytes(manifest, size),
+        total_bytes=edge_bytes(manifest, size),
         coders=manifest.coders,
         local=local,
     )

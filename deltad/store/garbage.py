@@ -18,7 +18,6 @@ from deltad.delta.layout import decode_layout
 from deltad.delta.manifest import decode_manifest, decode_page
 from deltad.delta.record import VersionRecord
 from deltad.errors import NotFoundError
-from deltad.store.graph import Node
 from deltad.store.retention import Candidate, Retention, Verdict, judge
 from deltad.store.store import Store
 from deltad.types import Digest, RunId, Version, VersionId
@@ -160,7 +159,7 @@ class _Collector:
             run = self._store.run(RunId(record.run))
             for variant in record.variants:
                 for ref in run.edges(record.version, variant.name):
-                    size += run.edge(ref, Node(run.run, record.version)).bytes
+                    size += run.edge(ref, record.id).bytes
             sizes[record.version] = size
         return sizes[record.version]
 

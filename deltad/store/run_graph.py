@@ -8,14 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from deltad.delta.record import EdgeRef, VersionRecord
 from deltad.errors import FormatError, NotFoundError
-from deltad.store.graph import Edge, Node, VersionGraph
+from deltad.store.graph import Edge, VersionGraph, joins
 from deltad.store.path import Hop, Path
-from deltad.types import RunId, Version
+from deltad.types import RunId, Version, VersionId
 
 
 class Run(Protocol):
@@ -29,15 +29,16 @@ class Run(Protocol):
 
     def edges(self, version: Version, variant: str) -> tuple[EdgeRef, ...]: ...
 
-    def edge(self, edge: EdgeRef, target: Node) -> Edge: ...
+    def edge(self, edge: EdgeRef, target: VersionId) -> Edge: ...
 
 
 @dataclass(slots=True)
 class _Part:
     """The graph of one variant, and the versions that have new edges since it was looked at."""
 
-    graph: VersionGraph = field(default_factory=VersionGraph)
-    grown: list[Version] = field(default_factory=list)
+    graph: VersionGraph
+    grown: list[Version]
+    joins: dict[VersionId, Edge] | None = None
 
 
 class RunGraph:
@@ -70,20 +71,25 @@ class RunGraph:
         """See `RunStore.path`."""
         run = self._run.run
         with self._lock:
-            graph = self._current(variant)
-            found = graph.path(Node(run, record.version), [Node(run, version) for version in held], anchors=anchors)
-        hops = tuple(self._hop(edge) for edge in found.hops)
+            graph = self._current(variant).graph
+            starts = [VersionId(run, version) for version in held]
+            found = graph.path(record.id, starts, anchors=anchors)
+        hops = tuple(self._hop(hop.edge) for hop in found.hops)
         return Path(None if found.start is None else found.start.version, hops)
 
     def join(self, version: Version, variant: str) -> Edge | None:
         """The last edge of the cheapest way to a version from an anchor; None if there is no such way."""
         with self._lock:
-            return self._current(variant).join(Node(self._run.run, version))
+            part = self._current(variant)
+            if part.joins is None:
+                part.joins = joins(part.graph.edges())
+            return part.joins.get(VersionId(self._run.run, version))
 
-    def _current(self, variant: str) -> VersionGraph:
+    def _current(self, variant: str) -> _Part:
         with self._growing:
             if variant not in self._parts:
-                self._parts[variant] = _Part(grown=[record.version for record in self._run.records()])
+                grown = [record.version for record in self._run.records()]
+                self._parts[variant] = _Part(VersionGraph(variant), grown)
             part = self._parts[variant]
             grown, part.grown = part.grown, []
         for version in grown:
@@ -92,8 +98,9 @@ class RunGraph:
             except (NotFoundError, FormatError):
                 continue  # gone meanwhile, or without this variant
             for edge in edges:
-                part.graph.add(self._run.edge(edge, Node(self._run.run, version)))
-        return part.graph
+                part.graph.add(self._run.edge(edge, VersionId(self._run.run, version)))
+            part.joins = None
+        return part
 
     def _hop(self, edge: Edge) -> Hop:
         base = None if edge.base is None else edge.base.version

@@ -27,7 +27,6 @@ from pathlib import Path
 
 import msgspec
 
-from deltad.delta.coding import Coder
 from deltad.delta.layout import decode_layout
 from deltad.delta.manifest import Manifest, decode_manifest, decode_page
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord, decode_record
@@ -37,7 +36,7 @@ from deltad.protocol.publish import check_same, check_successor
 from deltad.protocol.pull_plan import check_manifest, check_tables
 from deltad.store.derived import DerivedEdge, DerivedEdges, derived_edge, edge_bytes
 from deltad.store.disk import FileSystem, make_directory, read_file, store_error, write_durably
-from deltad.store.graph import Edge, Node
+from deltad.store.graph import Edge
 from deltad.store.leases import LEASE_SECONDS, Leases
 from deltad.store.objects import ObjectStore
 from deltad.store.path import Path as EdgePath
@@ -263,29 +262,20 @@ class RunStore:
             derived = self._derived.to(record.version)
         return [*variant.edges, *(edge.ref for edge in derived if edge.variant == variant.name)]
 
-    def edge(self, ref: EdgeRef, target: Node) -> Edge:
+    def edge(self, ref: EdgeRef, target: VersionId) -> Edge:
         """What the graph knows of an edge that is held. May read the disk."""
         digest = Digest(ref.manifest)
         with self._lock:
             derived = self._derived.get(digest)
         if derived is not None:
-            total, coders = derived.bytes, derived.coders
+            total, coders = derived.total_bytes, derived.coders
         elif digest in self._weighed:
             total, coders = self._weighed[digest]
         else:
             manifest = decode_manifest(self._objects.read_unasked(digest), limits=self._limits)
             total, coders = self._weighed[digest] = edge_bytes(manifest, ref.size), manifest.coders
-        base = None if ref.base is None else Node(self.run, ref.base)
-        return Edge(
-            ref.kind,
-            base,
-            target,
-            digest,
-            ref.size,
-            total,
-            foldable=Coder.CONTEXT not in coders,
-            derived=derived is not None,
-        )
+        base = None if ref.base is None else VersionId(self.run, ref.base)
+        return Edge(ref.kind, base, target, digest, ref.size, total, coders, derived=derived is not None)
 
     def path(
         self, record: VersionRecord, variant: str, held: Collection[Version] = (), *, anchors: bool = True

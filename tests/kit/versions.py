@@ -11,6 +11,7 @@ Nothing is written before `put_into` or `fill`; `Published.objects` holds every 
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -61,16 +62,38 @@ class Published:
 
     def put_into(self, store: Store) -> None:
         """Store all objects, and not the record."""
-        for digest, data in self.objects.items():
-            if digest in self.chunks:
-                store.put_chunk(data)
-            else:
-                store.put(data)
+        _put(store, self.objects, self.chunks)
 
     def commit_into(self, store: Store) -> None:
         """Store all objects and the record."""
         self.put_into(store)
         store.run(self.run).commit(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """An edge that no record names."""
+
+    manifest: Digest
+    objects: dict[Digest, bytes]
+    """Manifest, pages and chunks."""
+    chunks: frozenset[Digest]
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(data) for data in self.objects.values())
+
+    def put_into(self, store: Store) -> None:
+        """Store all objects, and nothing in the catalogue."""
+        _put(store, self.objects, self.chunks)
+
+
+def _put(store: Store, objects: dict[Digest, bytes], chunks: Container[Digest]) -> None:
+    for digest, data in objects.items():
+        if digest in chunks:
+            store.put_chunk(data)
+        else:
+            store.put(data)
 
 
 @dataclass
@@ -130,6 +153,14 @@ class Lineage:
         self.versions.append(published)
         return published
 
+    def skip(self, base: Published, target: Published) -> Skip:
+        """A skip delta from one version of this run to another; an anchor if both are the same one."""
+        objects: dict[Digest, bytes] = {}
+        chunks = set[Digest]()
+        before, kind = (None, EdgeKind.ANCHOR) if base is target else (base, EdgeKind.SKIP_DELTA)
+        ref, _ = self._edge(target.layout, target.weights, target.version, before, objects, named=chunks, kind=kind)
+        return Skip(Digest(ref.manifest), objects, frozenset(chunks))
+
     def fill(self, store: Store) -> None:
         """Commit every version into a store."""
         for published in self.versions:
@@ -148,6 +179,7 @@ class Lineage:
         objects: dict[Digest, bytes],
         *,
         named: set[Digest],
+        kind: EdgeKind | None = None,
     ) -> tuple[EdgeRef, Manifest]:
         base = None if before is None else before.weights
         sums = None if base is None else sum_weights(layout, base)
@@ -157,7 +189,7 @@ class Lineage:
         named |= {Digest(chunk.ref.digest) for chunk in chunks}
         pages = list(make_pages([chunk.ref for chunk in chunks], limits=self.limits))
         objects |= {Digest(ref.digest): data for ref, data in pages}
-        kind = EdgeKind.ANCHOR if before is None else EdgeKind.DELTA
+        kind = kind or (EdgeKind.ANCHOR if before is None else EdgeKind.DELTA)
         state = None if before is None else State(before.version, before.record.variants[0].root)
         manifest = Manifest(
             format=FORMAT,

@@ -117,7 +117,9 @@ class Node:
                     expected="one that is declared in a [[run]], or pulled",
                     found=", ".join(self.store.runs()) or "no run",
                 )
-            self._runs[run] = Versions(self.store, run, self.backend, threads=self.threads)
+            self._runs[run] = Versions(
+                self.store, run, self.backend, threads=self.threads, on_change=self.announcements.announce
+            )
         return self._runs[run]
 
     def runs(self) -> list[RunId]:

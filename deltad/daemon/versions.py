@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Unpack
 
 import structlog
 
-from deltad.client.messages import NextReply, VerifyReply, VersionInfo
+from deltad.client.messages import NextReply, Step, VerifyReply, VersionInfo
 from deltad.daemon.describe import describe, describe_step
+from deltad.daemon.inverses import Inverses
 from deltad.daemon.notes import Note, Notes
 from deltad.daemon.origin import Origin, Published, PublishOptions
 from deltad.delta.backend import Backend
 from deltad.delta.layout import decode_layout
 from deltad.delta.record import VersionRecord
 from deltad.errors import FormatError, IntegrityError, NotFoundError, UsageError
+from deltad.store.derive import Deriver
 from deltad.store.mirror import Mirror
 from deltad.store.store import Store
 from deltad.types import Digest, RunId, Variant, Version
@@ -38,7 +40,16 @@ TAIL = 16
 class Versions:
     """One run. Methods belong to the event loop's thread; the blocking parts go elsewhere."""
 
-    def __init__(self, store: Store, run: RunId, backend: Backend, *, threads: int = 1) -> None:
+    def __init__(
+        self,
+        store: Store,
+        run: RunId,
+        backend: Backend,
+        *,
+        threads: int = 1,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_change` is called when `next_for` may have another answer, though no version came."""
         self._store = store
         self._backend = backend
         self._threads = threads
@@ -50,6 +61,8 @@ class Versions:
         self._unreadable: set[Version] = set()
         self._weight_bytes: dict[bytes, int] = {}
         self._mirrors: dict[str, Mirror] = {}
+        self._inverses: dict[str, Inverses] = {}
+        self._on_change = on_change
         self.deeds: set[asyncio.Task[Published]] = set()
         """Publishes that are under way; a drain waits for them."""
 
@@ -136,19 +149,39 @@ class Versions:
             log.info("mirror_advanced", run=self.run, version=str(record.version))
 
     def next_for(self, variant: Variant, served: Version | None) -> NextReply | None:
-        """What a replica should do that serves `served`; None while that is the newest."""
+        """What a replica should do that serves `served`; None while that is the newest, or a way is being made."""
         target = self.records.latest()
         if target is None or target.version == served:
             return None
-        reply = NextReply(target=str(target.version), reload=True)
-        if served is None:
-            return reply
+        steps = () if served is None else self.way(variant, served, target)
+        if steps is None:
+            return None
+        return NextReply(target=str(target.version), steps=steps, reload=not steps)
+
+    def way(self, variant: Variant, served: Version, target: VersionRecord) -> tuple[Step, ...] | None:
+        """The deltas that lead from what is served to `target`, backwards too; none where it must be loaded whole.
+
+        None while a way back is being made: `on_change` says when to ask again.
+        """
         try:
             path = self.records.path(target, variant, [served], anchors=False)
         except NotFoundError:
-            return reply
-        steps = tuple(describe_step(self.records, hop, variant) for hop in path.hops)
-        return NextReply(target=str(target.version), steps=steps)
+            held = served in {record.version for record in self.records.records()}
+            if held and target.version < served and self._inverses_of(variant).coming(served, target.version):
+                return None
+            return ()
+        return tuple(describe_step(self.records, hop, variant) for hop in path.hops)
+
+    def deriver(self, variant: Variant) -> Deriver:
+        """What makes edges of a variant."""
+        return Deriver(
+            self._store, self.records, variant, self.mirror(variant), self._backend, threads=self._threads
+        )
+
+    def _inverses_of(self, variant: Variant) -> Inverses:
+        if variant not in self._inverses:
+            self._inverses[variant] = Inverses(self.deriver(variant), self._on_change)
+        return self._inverses[variant]
 
     def mirror(self, variant: Variant) -> Mirror:
         """The one mirror of a variant."""

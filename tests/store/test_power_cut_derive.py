@@ -69,7 +69,7 @@ def deriver(store: Store, run: RunId) -> Deriver:
 def fold_all(store: Store, lineage: Lineage) -> DerivedEdge:
     first, last = lineage.versions[0], lineage.versions[-1]
     made = deriver(store, first.run).make_edge(first.version, last.version)
-    assert made.folded
+    assert made.folded or made.how == "made before"
     return made.edge
 
 

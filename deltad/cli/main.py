@@ -22,6 +22,7 @@ from deltad.cli.export import export
 from deltad.cli.gc import gc
 from deltad.cli.inspect import inspect
 from deltad.cli.output import clean
+from deltad.cli.plan import plan
 from deltad.cli.publish import publish, pull
 from deltad.cli.serve import serve
 from deltad.cli.status import status
@@ -86,7 +87,7 @@ def deltad(context: click.Context) -> int | None:
     return help_if_alone(context)
 
 
-for _command in (serve, publish, pull, status, log, diff, inspect, verify, export, gc, config, demo):
+for _command in (serve, publish, pull, status, log, diff, inspect, verify, export, gc, plan, config, demo):
     deltad.add_command(_command)
 
 

@@ -91,15 +91,16 @@ def duration_text(seconds: float) -> str:
 
 
 def size(least: int) -> Parser:
-    def parse(value: object, base: Path) -> int:
-        match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-        if not match:
-            raise RefusedError("a size such as '512MiB' or '2GiB'")
-        if (found := int(match[1]) * _BYTES[match[2]]) < least:
-            raise RefusedError(f"a size of at least {size_text(least)}")
-        return found
+    return lambda value, base: size_of(value, least)
 
-    return parse
+
+def size_of(value: object, least: int) -> int:
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if not match:
+        raise RefusedError("a size such as '512MiB' or '2GiB'")
+    if (found := int(match[1]) * _BYTES[match[2]]) < least:
+        raise RefusedError(f"a size of at least {size_text(least)}")
+    return found
 
 
 def size_text(count: int) -> str:

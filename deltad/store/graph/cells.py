@@ -1,9 +1,10 @@
 """How the version graph is kept: versions in cells, and what is known about the ways within one. Pure.
 
 A search over 100,000 versions would take half a second. But versions that come one after another are joined mostly
-with each other, and few edges lead from one run of a few hundred, a *cell*, into another. So the ways within a cell
-from its *borders* are surveyed once, and a search goes from border to border (Delling et al., "Customizable Route
-Planning", 2011). Owns the invariant that a kept survey is that of its cell as it is now.
+with each other, and few edges lead on from a few hundred of them, a *cell*. So the ways within a cell from its
+*borders* are surveyed once, and a search goes from border to border (Delling et al., "Customizable Route Planning",
+2011). The first version of a cell is also the last of the one before, since that is where edges of a ladder meet. Owns
+the invariant that a kept survey is that of its cell as it is now.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ def bytes_of(weight: int) -> int:
 
 
 class Vertex:
-    """A version in the graph. `known` is False for one that is only the base of an edge."""
+    """A version in the graph, in one cell or in two. `known` is False for one that is only the base of an edge."""
 
-    __slots__ = ("anchors", "cell", "into", "known", "name", "ordinal", "out")
+    __slots__ = ("anchors", "cells", "into", "known", "name", "ordinal", "out")
 
-    def __init__(self, name: VersionId, ordinal: int, cell: Cell) -> None:
+    def __init__(self, name: VersionId, ordinal: int, cells: tuple[Cell, ...]) -> None:
         self.name = name
         self.ordinal = ordinal
-        self.cell = cell
+        self.cells = cells
         self.known = False
         self.into: tuple[Arc, ...] = ()
         self.out: tuple[Arc, ...] = ()
@@ -48,9 +49,9 @@ class Vertex:
 
 
 class Arc:
-    """An edge between two vertices, or an anchor of one."""
+    """An edge between two vertices, or an anchor of one. `cell` is the one that holds both; None: it leads across."""
 
-    __slots__ = ("base", "edge", "invertible", "target", "weight")
+    __slots__ = ("base", "cell", "edge", "invertible", "target", "weight")
 
     def __init__(self, edge: Edge, base: Vertex | None, target: Vertex) -> None:
         self.edge = edge
@@ -58,10 +59,9 @@ class Arc:
         self.target = target
         self.weight = weight_of(edge.bytes)
         self.invertible = edge.invertible
-
-    @property
-    def crosses(self) -> bool:
-        return self.base is not None and self.base.cell is not self.target.cell
+        self.cell: Cell | None = None
+        if base is not None:
+            self.cell = next((cell for cell in base.cells if cell in target.cells), None)
 
 
 @dataclass(slots=True)
@@ -72,6 +72,7 @@ class Survey:
     of the cell from which it is cheapest, and `join` the weight with it.
     """
 
+    to: Vertex
     far: dict[Vertex, int]
     step: dict[Vertex, Arc]
     join: int = INFINITE
@@ -82,8 +83,9 @@ class Survey:
 class Cell:
     """Versions that came one after another.
 
-    `borders` are those with arcs into other cells, and how many; `anchored` those with an anchor, and `loose` those to
-    which no arc leads. `given` counts the vertices that it was ever given.
+    `borders` are the vertices that something leads to from other cells, and how many reasons there are for it;
+    `anchored` those with an anchor, and `loose` those to which no arc leads. `given` counts the vertices that it was
+    ever given.
     """
 
     given: int = 0
@@ -93,7 +95,7 @@ class Cell:
     surveys: dict[tuple[Vertex, bool], Survey] = field(default_factory=dict)
 
     def survey(self, to: Vertex, *, backwards: bool, changed: Mapping[Arc, int]) -> Survey:
-        """The ways to a vertex of this cell, with the weights of `changed` arcs, which are not kept."""
+        """The ways to a vertex of this cell. With the weights of `changed` arcs they are not kept."""
         if changed:
             return self._survey(to, backwards, changed)
         found = self.surveys.get((to, backwards))
@@ -104,6 +106,18 @@ class Cell:
                 self.surveys[to, backwards] = found
         return found
 
+    def border(self, vertex: Vertex) -> None:
+        """One more reason for a vertex to be a border."""
+        self.borders[vertex] = self.borders.get(vertex, 0) + 1
+
+    def no_border(self, vertex: Vertex) -> None:
+        """One reason less."""
+        self.borders[vertex] -= 1
+        if not self.borders[vertex]:
+            del self.borders[vertex]
+            for backwards in (False, True):
+                self.surveys.pop((vertex, backwards), None)
+
     def _survey(self, to: Vertex, backwards: bool, changed: Mapping[Arc, int]) -> Survey:
         far = {to: 0}
         step: dict[Vertex, Arc] = {}
@@ -113,13 +127,13 @@ class Cell:
             if weight > far[vertex]:
                 continue
             for arc, before in steps_to(vertex, backwards=backwards):
-                if before.cell is self:
+                if arc.cell is self:
                     total = weight + (changed.get(arc, arc.weight) if changed else arc.weight)
                     if total < far.get(before, INFINITE):
                         far[before] = total
                         step[before] = arc
                         heappush(queue, (total, before.ordinal, before))
-        found = Survey(far, step)
+        found = Survey(to, far, step)
         for vertex in self.anchored:
             if vertex in far:
                 for arc in vertex.anchors:

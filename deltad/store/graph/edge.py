@@ -47,9 +47,6 @@ class Edge:
         """A delta that can be walked backwards without other weights: whole frames do not know what they replaced."""
         return self.base is not None and all(coder == Coder.BLIND for coder in self.coders)
 
-    def __str__(self) -> str:
-        return f"the {self.kind} {'' if self.base is None else f'{self.base} → '}{self.target}"
-
 
 @dataclass(frozen=True, slots=True)
 class Hop:

@@ -1,8 +1,8 @@
 """The search for the cheapest path to a version, from border to border of the graph's cells. Pure.
 
-Dijkstra's algorithm, from the target backwards. A vertex that is entered from another cell leads, by the survey of its
-own cell, to that cell's borders, to the starts in it and to its cheapest anchor; a border leads over its arcs to other
-cells. Owns the invariant that what it finds is what a search over all versions would find.
+Dijkstra's algorithm, from the target backwards. A vertex leads, by the survey of its cell, to that cell's borders, to
+the starts in it and to its cheapest anchor; a border leads over its arcs to other cells. Owns the invariant that what
+it finds is what a search over all versions would find.
 """
 
 from __future__ import annotations
@@ -13,30 +13,17 @@ from heapq import heappop, heappush
 
 from deltad.store.graph.cells import INFINITE, Arc, Cell, Survey, Vertex, bytes_of, steps_to
 from deltad.store.graph.edge import Hop, Path
-from deltad.types import VersionId
+from deltad.types import Version, VersionId
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Where a path may begin: at a vertex that is held or has an anchor, on the way to `by`, by its survey."""
+    """Where a path may begin: at a vertex that is held or has an anchor, by the way of a survey."""
 
     weight: int
     vertex: Vertex
-    by: Vertex
+    survey: Survey
     anchor: Arc | None = None
-
-    def rank(self, run: str) -> tuple[int, bool, bool, VersionId]:
-        """What is better is less, but for the version, of which the newer is better."""
-        return self.weight, self.anchor is not None, self.vertex.name.run != run, self.vertex.name
-
-    def better(self, than: _End | None, run: str) -> bool:
-        if than is None or self.weight != than.weight:
-            return than is None or self.weight < than.weight
-        *mine, name = self.rank(run)
-        *other, other_name = than.rank(run)
-        if mine != other:
-            return mine < other
-        return (name.version, name.run) > (other_name.version, other_name.run)
 
 
 class Search:
@@ -58,12 +45,13 @@ class Search:
         self._anchors = anchors
         self._backwards = backwards
         self._changed = changed
-        self._touched = {end.cell for arc in changed for end in (arc.base, arc.target) if end is not None}
+        self._touched: set[Cell | None] = {arc.cell for arc in changed}
+        self._touched |= {cell for arc in changed if arc.base is None for cell in arc.target.cells}
         self._free: dict[Cell, list[Arc]] = {}
         for arc in free:
-            self._free.setdefault(arc.target.cell, []).append(arc)
-        self._came: dict[Vertex, tuple[Vertex, Arc | None]] = {}
-        self._surveys: dict[Vertex, Survey] = {}
+            self._free.setdefault(arc.target.cells[0], []).append(arc)
+        self._came: dict[Vertex, Arc | tuple[Cell, Survey]] = {}
+        self._surveyed: list[tuple[Cell, Survey]] = []
         self._best: _End | None = None
         self._paid: _End | None = None
 
@@ -72,10 +60,10 @@ class Search:
         far = {self._target: 0}
         queue = [(0, self._target.ordinal, self._target)]
 
-        def reach(vertex: Vertex, weight: int, after: Vertex, arc: Arc | None) -> None:
+        def reach(vertex: Vertex, weight: int, came: Arc | tuple[Cell, Survey]) -> None:
             if weight < far.get(vertex, INFINITE):
                 far[vertex] = weight
-                self._came[vertex] = after, arc
+                self._came[vertex] = came
                 heappush(queue, (weight, vertex.ordinal, vertex))
 
         while queue:
@@ -84,27 +72,29 @@ class Search:
                 continue
             if self._decided(weight):
                 break
-            after = self._came.get(vertex)
-            # What is reached within a cell was surveyed from where the cell was entered.
-            if after is None or after[1] is not None:
-                survey = self._survey(vertex)
-                self._ends(vertex, weight, survey)
-                for border in vertex.cell.borders:
-                    if border is not vertex and border in survey.far:
-                        reach(border, weight + survey.far[border], vertex, None)
-            if vertex in vertex.cell.borders:
-                for arc, before in steps_to(vertex, backwards=self._backwards):
-                    if before.cell is not vertex.cell:
-                        reach(before, weight + self._changed.get(arc, arc.weight), vertex, arc)
+            came = self._came.get(vertex)
+            inner = came[0] if isinstance(came, tuple) else None
+            for cell in vertex.cells:
+                # What is reached within a cell was surveyed from where the cell was entered.
+                if cell is not inner:
+                    survey = self._survey(cell, vertex)
+                    self._ends(weight, cell, survey)
+                    way = cell, survey
+                    for border in cell.borders:
+                        if border in survey.far:
+                            reach(border, weight + survey.far[border], way)
+            for arc, before in steps_to(vertex, backwards=self._backwards):
+                if arc.cell is None:
+                    reach(before, weight + self._changed.get(arc, arc.weight), arc)
         end = self._best or self._paid
         return None if end is None else self._walk(end)
 
     def origins(self) -> list[VersionId]:
         """After a search in vain: the versions that lead to the target, and to which nothing leads; ascending."""
         found = set()
-        for by, survey in self._surveys.items():
+        for cell, survey in self._surveyed:
             # Where edges cannot be had, more is loose than the cell knows.
-            loose = survey.far if by.cell in self._touched else by.cell.loose
+            loose = survey.far if self._changed else cell.loose
             found |= {vertex.name for vertex in loose if vertex in survey.far and not self._led_to(vertex)}
         return sorted(found)
 
@@ -117,43 +107,48 @@ class Search:
             return weight > self._best.weight
         return not self._held and not self._free and self._paid is not None and weight > self._paid.weight
 
-    def _survey(self, vertex: Vertex) -> Survey:
-        changed = self._changed if vertex.cell in self._touched else {}
-        survey = vertex.cell.survey(vertex, backwards=self._backwards, changed=changed)
-        self._surveys[vertex] = survey
+    def _survey(self, cell: Cell, to: Vertex) -> Survey:
+        changed = self._changed if cell in self._touched else {}
+        survey = cell.survey(to, backwards=self._backwards, changed=changed)
+        self._surveyed.append((cell, survey))
         return survey
 
-    def _ends(self, by: Vertex, weight: int, survey: Survey) -> None:
-        ends = [_End(weight + survey.far[v], v, by) for v in self._held.get(by.cell, ()) if v in survey.far]
-        ends += [
-            _End(weight + survey.far[arc.target] + self._changed[arc], arc.target, by, arc)
-            for arc in self._free.get(by.cell, ())
-            if arc.target in survey.far
-        ]
-        for end in ends:
-            if end.better(self._best, self._run):
-                self._best = end
+    def _ends(self, weight: int, cell: Cell, survey: Survey) -> None:
+        far = survey.far
+        for vertex in self._held.get(cell, ()):
+            if vertex in far:
+                self._best = self._better(_End(weight + far[vertex], vertex, survey), self._best)
+        for arc in self._free.get(cell, ()):
+            if arc.target in far:
+                total = weight + far[arc.target] + self._changed[arc]
+                self._best = self._better(_End(total, arc.target, survey, arc), self._best)
         if self._anchors and survey.joined is not None:
-            end = _End(weight + survey.join, survey.joined.target, by, survey.joined)
-            if end.better(self._paid, self._run):
-                self._paid = end
+            end = _End(weight + survey.join, survey.joined.target, survey, survey.joined)
+            self._paid = self._better(end, self._paid)
+
+    def _better(self, one: _End, other: _End | None) -> _End:
+        if other is None or one.weight != other.weight:
+            return one if other is None or one.weight < other.weight else other
+        return max(one, other, key=self._preference)
+
+    def _preference(self, end: _End) -> tuple[bool, bool, Version, str]:
+        """Of ends of the same weight: one that is held, of the same run, and newer."""
+        name = end.vertex.name
+        return end.anchor is None, name.run == self._run, name.version, name.run
 
     def _walk(self, end: _End) -> Path:
         hops = [] if end.anchor is None else [Hop(end.anchor.edge)]
-        at, by = end.vertex, end.by
+        at, survey = end.vertex, end.survey
         while True:
-            step = self._surveys[by].step
-            while at is not by:
-                at = _over(step[at], at, hops)
-            if by is self._target:
+            while at is not survey.to:
+                at = _over(survey.step[at], at, hops)
+            came = self._came.get(at)
+            while isinstance(came, Arc):
+                at = _over(came, at, hops)
+                came = self._came.get(at)
+            if came is None:
                 break
-            # `by` was entered over an arc, from a vertex that may have been reached within its cell.
-            after, arc = self._came[by]
-            assert arc is not None
-            _over(arc, by, hops)
-            at = by = after
-            if after is not self._target and self._came[after][1] is None:
-                by = self._came[after][0]
+            survey = came[1]
         start = end.vertex.name if end.anchor is None else None
         return Path(start, tuple(hops), bytes_of(end.weight))
 

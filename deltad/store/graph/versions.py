@@ -80,16 +80,19 @@ class VersionGraph:
         self._arcs[edge.manifest] = arc
         if base is None:
             target.anchors += (arc,)
-            target.cell.anchored[target] = None
+            for cell in target.cells:
+                cell.anchored[target] = None
+                cell.surveys.clear()
         else:
             target.into += (arc,)
-            target.cell.loose.pop(target, None)
             base.out += (arc,)
-            if arc.crosses:
+            target.cells[0].loose.pop(target, None)
+            if arc.cell is not None:
+                arc.cell.surveys.clear()
+            else:
                 for end in (base, target):
-                    end.cell.borders[end] = end.cell.borders.get(end, 0) + 1
-                return
-        target.cell.surveys.clear()
+                    for cell in end.cells:
+                        cell.border(end)
 
     def remove(self, manifest: Digest) -> None:
         """Take an edge away, if it is there. Its versions stay."""
@@ -99,22 +102,22 @@ class VersionGraph:
         base, target = arc.base, arc.target
         if base is None:
             target.anchors = _without(target.anchors, arc)
-            if not target.anchors:
-                del target.cell.anchored[target]
+            for cell in target.cells:
+                cell.surveys.clear()
+                if not target.anchors:
+                    del cell.anchored[target]
         else:
             target.into = _without(target.into, arc)
-            if not target.into:
-                target.cell.loose[target] = None
             base.out = _without(base.out, arc)
-            if arc.crosses:
+            if not target.into:
+                target.cells[0].loose[target] = None
+            if arc.cell is not None:
+                arc.cell.surveys.clear()
+            else:
                 for end in (base, target):
-                    end.cell.borders[end] -= 1
-                    if not end.cell.borders[end]:
-                        del end.cell.borders[end]
-                        end.cell.surveys.pop((end, False), None)
-                        end.cell.surveys.pop((end, True), None)
+                    for cell in end.cells:
+                        cell.no_border(end)
             self._forget_bare(base)
-        target.cell.surveys.clear()
 
     def remove_version(self, version: VersionId) -> None:
         """Take a version away, and the edges that lead to it. Those that start from it still serve whoever holds it."""
@@ -157,7 +160,7 @@ class VersionGraph:
         held: dict[Cell, list[Vertex]] = {}
         for start in starts:
             if (found := self._vertices.get(start)) is not None:
-                held.setdefault(found.cell, []).append(found)
+                held.setdefault(found.cells[0], []).append(found)
         search = Search(vertex, held, free=free, changed=changed, anchors=anchors, backwards=backwards)
         path = search.path()
         if path is None:
@@ -187,20 +190,31 @@ class VersionGraph:
     def _vertex(self, version: VersionId) -> Vertex:
         vertex = self._vertices.get(version)
         if vertex is None:
-            cell = self._open.get(version.run)
-            if cell is None or cell.given >= self._cell_versions:
-                cell = self._open[version.run] = Cell()
-            cell.given += 1
             self._ordinal += 1
-            vertex = self._vertices[version] = Vertex(version, self._ordinal, cell)
-            cell.loose[vertex] = None
+            cells = self._cells(version.run)
+            vertex = self._vertices[version] = Vertex(version, self._ordinal, cells)
+            cells[0].loose[vertex] = None
+            if len(cells) > 1:
+                for cell in cells:
+                    cell.border(vertex)
         return vertex
+
+    def _cells(self, run: RunId) -> tuple[Cell, ...]:
+        """Where the next version of a run belongs."""
+        last = self._open.get(run)
+        if last is not None and last.given < self._cell_versions:
+            last.given += 1
+            return (last,)
+        self._open[run] = Cell(given=1)
+        return (self._open[run],) if last is None else (self._open[run], last)
 
     def _forget_bare(self, vertex: Vertex) -> None:
         if not vertex.known and not vertex.out:
             del self._vertices[vertex.name]
-            del vertex.cell.loose[vertex]
-            vertex.cell.surveys.clear()
+            del vertex.cells[0].loose[vertex]
+            for cell in vertex.cells:
+                cell.borders.pop(vertex, None)
+                cell.surveys.clear()
 
 
 def _without(arcs: tuple[Arc, ...], gone: Arc) -> tuple[Arc, ...]:

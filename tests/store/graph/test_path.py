@@ -52,6 +52,14 @@ def test_of_equal_paths_the_one_from_the_newer_version_is_taken() -> None:
     assert graph(edges).path(V[9], {V[1], V[2], V[3]}).start == V[3]
 
 
+def test_of_equal_paths_one_from_the_same_run_and_from_what_is_held_is_preferred() -> None:
+    later = version(9, run="other")
+    assert graph([edge(later, V[8], 50), edge(V[3], V[8], 50)]).path(V[8], {later, V[3]}).start == V[3]
+    anchor, first = edge(None, V[7], 1000), edge(V[6], V[7])
+    left: dict[Digest, int | None] = {anchor.manifest: 0, first.manifest: 0}
+    assert graph([anchor, first, edge(V[7], V[8])]).path(V[8], {V[6]}, left=left).start == V[6]
+
+
 def test_an_anchor_is_never_fetched_where_deltas_lead_from_what_is_held() -> None:
     cheap = edge(None, V[8], 10)
     assert told(graph([*CHAIN, cheap]).path(V[8], {V[0]}))[0] == "0 → 1"
@@ -209,6 +217,27 @@ def test_no_path_is_cheaper_than_the_one_that_is_found(
         changed.remove(edges[i].manifest)
     left = {edges[i].manifest: cost for i, cost in partly.items() if i < len(edges)}
     _ask(changed, target, starts, left, anchors=anchors, backwards=backwards)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nor_while_edges_of_a_ladder_come_and_go(seed: int) -> None:
+    rng = random.Random(seed)
+    names = [version(number) for number in range(40)]
+    edges = [edge(None, names[i], rng.randint(500, 900)) for i in range(0, 40, 6)]
+    for level in range(5):
+        spans = [(i, i + (1 << level)) for i in range(0, 40 - (1 << level), 1 << level)]
+        # As many bytes as their parts, or fewer: then many paths are equal, but for their hops.
+        edges += (edge(names[i], names[j], 10 * rng.choice((1 << level, level + 1))) for i, j in spans)
+    changing = graph(edges, cell_versions=rng.choice((4, 5, 8)))
+    for _ in range(60):
+        one = rng.choice(edges)
+        if changing.edge(one.manifest) is None:
+            changing.add(one)
+        else:
+            changing.remove(one.manifest)
+        left = {rng.choice(edges).manifest: rng.choice((None, 0, 5)) for _ in range(rng.choice((0, 0, 2)))}
+        starts = {rng.choice(names) for _ in range(rng.choice((0, 1, 2)))}
+        _ask(changing, rng.choice(names), starts, left, anchors=rng.random() < 0.7, backwards=rng.random() < 0.5)
 
 
 def test_nor_in_a_large_graph_with_a_ladder_and_gaps() -> None:

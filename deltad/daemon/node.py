@@ -34,6 +34,7 @@ from deltad.client.messages import (
     VersionInfo,
 )
 from deltad.config import Config
+from deltad.daemon.deriving import LOOK_SECONDS, Deriving
 from deltad.daemon.keeping import Keeper
 from deltad.daemon.notes import Note
 from deltad.daemon.origin import Origin, Published, PublishOptions
@@ -104,6 +105,7 @@ class Node:
         self._next_measure = 0.0
         self._mirror_rests: dict[RunId, float] = {}
         self._keeper = Keeper(store, config)
+        self.deriving = Deriving(store, config, self.metrics)
 
     # Runs.
 
@@ -341,6 +343,16 @@ class Node:
             self.unwell.pop("garbage", None)
         self._forget_gone()
 
+    async def derive(self) -> None:
+        """Make and drop edges in the background for as long as the daemon runs; not while it publishes."""
+        while True:
+            for run in self.runs():
+                if not self._activities:
+                    now = time.monotonic()
+                    versions = self.versions_of(run)
+                    await self.deriving.look(versions, self.fleet.view(run, versions.all(), now), now)
+            await asyncio.sleep(LOOK_SECONDS)
+
     def _forget_gone(self) -> None:
         for versions in self._runs.values():
             versions.forget_gone()
@@ -373,7 +385,7 @@ class Node:
             doing = [self._activities[run]]
         else:
             doing = [puller.activity(run) for puller in self.pullers]
-        return "; ".join(part for part in (*doing, remark) if part)
+        return "; ".join(part for part in (*doing, self.deriving.activity(run), remark) if part)
 
     def _version(self, versions: Versions, text: str) -> Version:
         if text:

@@ -174,9 +174,7 @@ class Versions:
 
     def deriver(self, variant: Variant) -> Deriver:
         """What makes edges of a variant."""
-        return Deriver(
-            self._store, self.records, variant, self.mirror(variant), self._backend, threads=self._threads
-        )
+        return Deriver(self._store, self.records, variant, self.mirror(variant), self._backend, threads=self._threads)
 
     def _inverses_of(self, variant: Variant) -> Inverses:
         if variant not in self._inverses:

@@ -144,7 +144,9 @@ class _BlindFold:
         for part in self._parts:
             part.finish()
 
-    def _merge(self, rects: tuple[Rect, ...], found: Sequence[tuple[StoredFrames, FoundFrame]]) -> Iterator[WrittenFrame]:
+    def _merge(
+        self, rects: tuple[Rect, ...], found: Sequence[tuple[StoredFrames, FoundFrame]]
+    ) -> Iterator[WrittenFrame]:
         dtype = self._writer.layout.tensors[rects[0].tensor].type
         parts = [self._changes(part.load(frame), rects) for part, frame in found]
         if self._inverted:
@@ -156,7 +158,7 @@ class _BlindFold:
             yield from self._scatter(rects, parts, checks)
 
     def _scatter(self, rects: tuple[Rect, ...], parts: Sequence[Changes], checks: Checks) -> list[WrittenFrame]:
-        """Frames of many changes: from lanes of zero bits, a difference leads to a pattern that differs by just that."""
+        """Frames of many changes: a difference from a lane of zero bits leads to a pattern that differs by just that."""
         dtype, lanes = self._writer.layout.tensors[rects[0].tensor].type, sum(rect.lanes for rect in rects)
         if self._lanes.dtype != UNSIGNED[dtype.lane_bytes] or self._lanes.size < lanes:
             self._lanes, self._zeros = (np.zeros(lanes, UNSIGNED[dtype.lane_bytes]) for _ in range(2))

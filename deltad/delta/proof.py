@@ -65,7 +65,9 @@ class Ledger:
                 told = False
                 continue
             expected = target[group] if whole else target[group] - base[group]
-            if not np.array_equal(expected.sum(axis=0, dtype=np.uint64), self._added[group].sum(axis=0, dtype=np.uint64)):
+            if not np.array_equal(
+                expected.sum(axis=0, dtype=np.uint64), self._added[group].sum(axis=0, dtype=np.uint64)
+            ):
                 raise _elsewhere(self._layout, group[0])
         return told
 

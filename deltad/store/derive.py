@@ -27,7 +27,7 @@ from deltad.delta.record import VersionRecord
 from deltad.delta.weights import hash_weights
 from deltad.errors import ConflictError, IntegrityError, NotFoundError
 from deltad.store.derived import DerivedEdge
-from deltad.store.edge_chunks import chunks_of, store_chunks, stored_delta
+from deltad.store.edge_chunks import store_chunks, stored_delta
 from deltad.store.mirror import Mirror
 from deltad.store.runs import RunStore
 from deltad.store.store import Store
@@ -106,9 +106,7 @@ class Deriver:
             layout = self._mirror.layout(record)
             with self._mirror.state(record) as weights:
                 hashes = hash_weights(layout, weights, threads=self._threads)
-                encoder = EdgeEncoder(
-                    layout, weights, self._backend, limits=self._store.limits, threads=self._threads
-                )
+                encoder = EdgeEncoder(layout, weights, self._backend, limits=self._store.limits, threads=self._threads)
                 drawn = self._drawn(encoder)
             self._check_root(record, encoder.root)
             manifest = self._manifest(None, record, layout, drawn, reason=reason, hashes=hashes)

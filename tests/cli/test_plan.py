@@ -13,7 +13,9 @@ def test_a_simulation_tells_what_was_pulled_and_why_what_was_decided(deltad: Del
     assert "2 days with a version an hour: weights of 1.00 GiB, anchors of 512 MiB" in ended.out
     assert "48 versions, 6 regions:" in ended.out
     assert "saved" in ended.out
-    assert any(line.split()[:6] == "v000048 fold v000046 → v000048 2".split() for line in ended.out.splitlines())
+    assert any(
+        line.split()[:6] == ["v000048", "fold", "v000046", "→", "v000048", "2"] for line in ended.out.splitlines()
+    )
     assert "2 versions on the ladder; folds 2 deltas of 97.2 MiB" in ended.out
 
 

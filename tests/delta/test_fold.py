@@ -195,7 +195,10 @@ def rectangles(
 def test_what_is_coded_by_context_is_not_folded_or_inverted_without_its_base() -> None:
     a, b, c = chain(2)
     dense, blind = delta(MODEL, a, b, mode="dense"), delta(MODEL, b, c)
-    for refused in (fold([dense, blind], MODEL, BACKEND, limits=SMALL), fold([blind, dense], MODEL, BACKEND, limits=SMALL)):
+    for refused in (
+        fold([dense, blind], MODEL, BACKEND, limits=SMALL),
+        fold([blind, dense], MODEL, BACKEND, limits=SMALL),
+    ):
         with pytest.raises(FormatError, match="the base beside a frame of the context coder"):
             made(refused)
     with pytest.raises(FormatError, match="a context frame; transcode it"):

@@ -32,7 +32,6 @@ from tests.kit.deltas import applied
 from tests.kit.trainer import VARIANT, Trainer
 from tests.kit.weights import ArrayWeights
 
-
 BF16 = Layout(0, tuple(spec for spec in MODEL.tensors if spec.dtype == "BF16"), MODEL.files)
 """Frames of one lane would be whole."""
 

@@ -119,7 +119,9 @@ def measure(quick: bool) -> Iterator[Measurement]:
     way = " and ".join(hop.edge.kind for hop in window.way.hops)
     yield Measurement(name=EDGES, value=len(window.way.hops), runs=1, note=f"by the background's work: {way}")
     yield Measurement(name=BYTES, value=100 * window.way_bytes / window.full, runs=1)
-    yield Measurement(name=SKIP, value=window.skip_bytes / window.deltas, runs=1, note="blind, where they are by context")
+    yield Measurement(
+        name=SKIP, value=window.skip_bytes / window.deltas, runs=1, note="blind, where they are by context"
+    )
 
 
 def leading_share(steps: int) -> float:

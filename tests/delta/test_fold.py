@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,6 +20,7 @@ from deltad.delta.layout import Layout, TensorSpec
 from deltad.delta.weights import read_segments
 from deltad.errors import FormatError, IntegrityError
 from deltad.limits import Limits
+from deltad.types import Digest
 from tests.kit.deltas import BACKEND, MODES, SMALL, applied, delta, frames, held, made
 from tests.kit.weights import ArrayWeights, layouts, weights
 
@@ -213,3 +216,67 @@ def test_a_delta_that_was_made_counts_what_it_changes_and_names_its_coders() -> 
     list(result.chunks())
     assert result.changed == sum(int((x != y).sum()) for x, y in zip(a.arrays, c.arrays, strict=True))
     assert result.coders == (Coder.BLIND,)
+
+
+@given(st.data(), st.integers(2, 6))
+def test_any_number_of_deltas_fold_in_one_pass_to_what_pairs_of_them_fold_to(data: st.DataObject, count: int) -> None:
+    layout = data.draw(layouts())
+    states = [data.draw(weights(layout)) for _ in range(count + 1)]
+    parts = [delta(layout, before, after) for before, after in pairwise(states)]
+    at_once = made(fold(parts, layout, BACKEND, limits=SMALL))
+    assert applied(at_once, layout, states[0]).equals(states[-1])
+    joined = parts[0]
+    for part in parts[1:]:
+        joined = made(fold([joined, part], layout, BACKEND, limits=SMALL))
+    assert list(at_once.data()) == list(joined.data())
+
+
+@pytest.mark.parametrize("density", [0.0005, 0.02, 0.4])
+def test_few_changes_and_many_fold_alike_and_a_fold_that_is_inverted_undoes_itself(density: float) -> None:
+    """Few are sorted, and many scattered: the frames do not tell."""
+    layout = Layout(
+        1, (TensorSpec("a", "BF16", (200, 300)), TensorSpec("b", "F64", (9000,)), TensorSpec("c", "F4", (64,)))
+    )
+    limits = Limits()
+    states = [ArrayWeights.random(layout)]
+    for seed in range(3):
+        states.append(states[-1].changed(density, seed))
+    parts = [delta(layout, before, after, limits=limits) for before, after in pairwise(states)]
+    forth = made(fold(parts, layout, BACKEND, limits=limits))
+    assert list(forth.data()) == list(delta(layout, states[0], states[-1], limits=limits).data())
+    if any(frame.header.coder in WHOLE for frame in frames(forth, layout, limits)):
+        return
+    back = made(fold(parts, layout, BACKEND, inverted=True, limits=limits))
+    assert list(back.data()) == list(delta(layout, states[-1], states[0], limits=limits).data())
+
+
+def test_each_chunk_of_every_part_is_read_once() -> None:
+    states = chain(3)
+    read: list[Digest] = []
+
+    def counted(stored: StoredDelta) -> StoredDelta:
+        return StoredDelta(stored.chunks, lambda digest: read.append(digest) or stored.read(digest))  # type: ignore[func-returns-value]
+
+    parts = [counted(delta(MODEL, before, after)) for before, after in pairwise(states)]
+    made(fold(parts, MODEL, BACKEND, limits=SMALL))
+    assert sorted(read) == sorted(Digest(ref.digest) for part in parts for ref in part.chunks)
+
+
+def test_a_chunk_with_frames_of_tensors_that_its_page_does_not_name_is_refused() -> None:
+    a, b, c = chain(2)
+    true = delta(MODEL, a, b)
+    first = true.chunks[0]
+    lying = StoredDelta([msgspec.structs.replace(first, first_tensor=6, last_tensor=6), *true.chunks[1:]], true.read)
+    with pytest.raises(FormatError, match="frames of the tensors 6 to 6"):
+        made(fold([lying, delta(MODEL, b, c)], MODEL, BACKEND, limits=SMALL))
+
+
+def test_what_cannot_be_inverted_is_refused() -> None:
+    a, b = ArrayWeights.random(MODEL), ArrayWeights.random(MODEL, 2)
+    whole = delta(MODEL, a, b)
+    with pytest.raises(FormatError, match=r"a (raw|packed) frame; transcode it"):
+        made(fold([whole], MODEL, BACKEND, inverted=True, limits=SMALL))
+    with pytest.raises(ValueError, match="fold first"):
+        fold([whole], MODEL, BACKEND, inverted=True, base=b)
+    with pytest.raises(ValueError, match="at least one"):
+        fold([], MODEL, BACKEND)

@@ -114,7 +114,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
         note = f"{chain.STEPS} consecutive steps of SmolLM2-135M at 1e-6, from the model as it is shipped"
     density = sum(info.density for info in window.infos[1:]) / chain.STEPS
     note += f"; {100 * density:.3f} % of the weights change in a step"
-    yield from _saved(HELD, JOINED, window.anchor, window.deltas, window.full, note)
+    yield from _saved((HELD, JOINED), window.anchor, window.deltas, window.full, note)
     yield Measurement(name=SHARE, value=window.deltas / (leading * window.full), runs=1)
     way = " and ".join(hop.edge.kind for hop in window.way.hops)
     yield Measurement(name=EDGES, value=len(window.way.hops), runs=1, note=f"by the background's work: {way}")
@@ -177,16 +177,16 @@ def _simulated(*, quick: bool) -> Iterator[Measurement]:
     note = f"50 times the delta of {_UNCHANGED.name}, {100 * second.density:.2f} % changed"
     note += ", a slice" if quick else ""
     size = first.delta_bytes, chain.STEPS * second.delta_bytes
-    yield from _saved(SIMULATED, SIMULATED_JOINED, *size, first.full_bytes, note)
+    yield from _saved((SIMULATED, SIMULATED_JOINED), *size, first.full_bytes, note)
 
 
 def _load(pair: Pair, *, quick: bool) -> States:
     return slices.load(pair) if quick else load(pair)
 
 
-def _saved(held: str, joined: str, anchor: int, deltas: int, full: int, note: str) -> Iterator[Measurement]:
+def _saved(names: tuple[str, str], anchor: int, deltas: int, full: int, note: str) -> Iterator[Measurement]:
     """What was saved of 50 full snapshots by who holds the base, and by who pulls the first anchor too."""
     whole = chain.STEPS * full
-    yield Measurement(name=held, value=100 * (1 - deltas / whole), runs=1, note=note)
+    yield Measurement(name=names[0], value=100 * (1 - deltas / whole), runs=1, note=note)
     note = f"the anchor takes {100 * anchor / full:.1f} % of all weights"
-    yield Measurement(name=joined, value=100 * (1 - (anchor + deltas) / whole), runs=1, note=note)
+    yield Measurement(name=names[1], value=100 * (1 - (anchor + deltas) / whole), runs=1, note=note)

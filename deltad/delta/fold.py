@@ -158,7 +158,7 @@ class _BlindFold:
             yield from self._scatter(rects, parts, checks)
 
     def _scatter(self, rects: tuple[Rect, ...], parts: Sequence[Changes], checks: Checks) -> list[WrittenFrame]:
-        """Frames of many changes: a difference from a lane of zero bits leads to a pattern that differs by just that."""
+        """Frames of many changes: from a lane of zero bits, a difference leads to what differs from it by just that."""
         dtype, lanes = self._writer.layout.tensors[rects[0].tensor].type, sum(rect.lanes for rect in rects)
         if self._lanes.dtype != UNSIGNED[dtype.lane_bytes] or self._lanes.size < lanes:
             self._lanes, self._zeros = (np.zeros(lanes, UNSIGNED[dtype.lane_bytes]) for _ in range(2))

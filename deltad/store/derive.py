@@ -18,7 +18,7 @@ from deltad.delta.codec import EdgeEncoder
 from deltad.delta.coding import WHOLE, Coder
 from deltad.delta.digest import pack_sums, root_of
 from deltad.delta.encoding import encode
-from deltad.delta.fold import fold
+from deltad.delta.fold import StoredDelta, fold
 from deltad.delta.frame import read_headers
 from deltad.delta.layout import Layout
 from deltad.delta.manifest import EdgeKind, Manifest, PageRef, State
@@ -35,8 +35,8 @@ from deltad.types import Digest, Variant, Version
 
 _FOLDABLE = frozenset({Coder.BLIND, *WHOLE})
 _INVERTIBLE = frozenset({Coder.BLIND})
-MOST_PARTS = 64
-"""Above so many parts an edge is encoded anew: two chunks of each are held in memory while they are folded."""
+AT_ONCE = 16
+"""Parts that are folded at once, since two chunks of each are held in memory. More are folded in rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,22 +138,26 @@ class Deriver:
             return None
         parts = [self._run.read_manifest(hop.edge) for hop in path.hops]
         allowed = _FOLDABLE if start is older else _INVERTIBLE
-        if len(parts) > MOST_PARTS or any(not allowed.issuperset(part.coders) for part in parts):
-            return None
-        return parts
+        return parts if all(allowed.issuperset(part.coders) for part in parts) else None
 
     def _fold(self, parts: list[Manifest], start: VersionRecord, end: VersionRecord, layout: Layout) -> Manifest:
-        made = fold(
-            [stored_delta(self._store, part, layout) for part in parts],
-            layout,
-            self._backend,
-            inverted=end.version < start.version,
-            limits=self._store.limits,
-        )
+        deltas = [stored_delta(self._store, part, layout) for part in parts]
+        while len(deltas) > AT_ONCE:
+            deltas = [self._passing(deltas[at : at + AT_ONCE], layout) for at in range(0, len(deltas), AT_ONCE)]
+        inverted, limits = end.version < start.version, self._store.limits
+        made = fold(deltas, layout, self._backend, inverted=inverted, limits=limits)
         pages, chunk_bytes = store_chunks(self._store, made.chunks())
         manifest = self._manifest(start, end, layout, _Drawn(pages, chunk_bytes, made.changed, made.coders))
         self._prove(manifest, start, end, layout)
         return manifest
+
+    def _passing(self, deltas: list[StoredDelta], layout: Layout) -> StoredDelta:
+        """A fold that is only a part of another one: its chunks are stored, and nothing names them."""
+        chunks = []
+        for chunk in fold(deltas, layout, self._backend, limits=self._store.limits).chunks():
+            self._store.put_chunk(chunk.data)
+            chunks.append(chunk.ref)
+        return StoredDelta(chunks, self._store.read)
 
     def _prove(self, manifest: Manifest, start: VersionRecord, end: VersionRecord, layout: Layout) -> None:
         """Raises IntegrityError unless what is stored of an edge leads from the sums of one end to the other's."""

@@ -20,7 +20,7 @@ from deltad.delta.manifest import EdgeKind, Manifest
 from deltad.delta.record import VersionRecord
 from deltad.errors import ConflictError, IntegrityError, NotFoundError
 from deltad.protocol.mode import ModeChoice
-from deltad.store.derive import Deriver
+from deltad.store.derive import AT_ONCE, Deriver
 from deltad.store.derived import DerivedEdge
 from deltad.store.edge_chunks import stored_delta
 from deltad.store.garbage import GRACE_SECONDS, collect
@@ -95,6 +95,14 @@ def test_blind_deltas_are_folded_without_a_look_at_any_weights(host: Host) -> No
     assert [hop.edge for hop in path.hops] == [made.edge.ref]
     onward = deriver.make_edge(versions[0], versions[6])
     assert host.leads(onward.edge)
+
+
+def test_many_deltas_are_folded_in_rounds(host: Host) -> None:
+    versions = host.publish(*repeat("blind", AT_ONCE + 4))
+    assert host.leads(host.deriver.make_edge(versions[0], versions[-1]).edge)
+    back = host.deriver.make_edge(versions[-1], versions[1]).edge
+    assert host.leads(back)
+    assert back.local
 
 
 def test_what_is_coded_by_context_is_encoded_anew_and_folds_from_then_on(host: Host) -> None:

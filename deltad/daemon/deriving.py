@@ -24,7 +24,10 @@ from deltad.daemon.versions import Versions
 from deltad.delta.record import VersionRecord
 from deltad.errors import DeltadError
 from deltad.ops.metrics import Metrics
+from deltad.store.derive import Deriver
 from deltad.store.graph import Action, Budget, CutAnchor, Drop, Plan, Reader, VersionGraph, line_to, plan
+from deltad.store.mirror import Mirror
+from deltad.store.runs import RunStore
 from deltad.store.store import Store
 from deltad.types import RunId, Variant, VersionId, parse_version
 
@@ -72,6 +75,8 @@ class Deriving:
         self._looked: float | None = None
         self._rests: dict[tuple[RunId, str], float] = {}
         self._doing: dict[RunId, str] = {}
+        self._settled: dict[tuple[RunId, Variant], object] = {}
+        """What was known when nothing was left to do."""
         self._thread = ThreadPoolExecutor(1, "deltad-deriving", initializer=_yield_to_all_others)
 
     @property
@@ -91,34 +96,40 @@ class Deriving:
             return
         loop = asyncio.get_running_loop()
         for part in newest.variants:
-            variant, readers = Variant(part.name), _readers(view, newest, part.name)
-            made = await loop.run_in_executor(self._thread, self._plan, versions, variant, newest, readers)
-            self._saved -= made.work
-            for action in made.actions:
+            variant, readers = Variant(part.name), tuple(_readers(view, newest, part.name))
+            mirror = versions.mirror(variant)
+            facts = newest.version, readers, tuple(versions.records.derived())
+            if self._settled.get((versions.run, variant)) == facts:
+                continue
+            decided = await loop.run_in_executor(self._thread, self._plan, versions.records, mirror, newest, readers)
+            self._saved -= decided.work
+            for action in decided.actions:
                 if self._rests.get((versions.run, str(action)), 0.0) <= now:
                     await self._do(versions, variant, action, now)
+            if not decided.actions and not decided.put_off:
+                self._settled[versions.run, variant] = facts
 
     def _earn(self, now: float) -> None:
         if self._looked is not None:
             self._saved = min(self._saved + self._rate * (now - self._looked), self._rate * SAVED_SECONDS)
         self._looked = now
 
-    def _plan(self, versions: Versions, variant: Variant, newest: VersionRecord, readers: Sequence[Reader]) -> Plan:
-        records = versions.records.records()
-        state = versions.mirror(variant).layout(newest).weight_bytes
-        derived = sum(edge.total_bytes for edge in versions.records.derived() if edge.variant == variant)
+    def _plan(self, run: RunStore, mirror: Mirror, newest: VersionRecord, readers: Sequence[Reader]) -> Plan:
+        records = run.records()
+        state = mirror.layout(newest).weight_bytes
+        derived = sum(edge.total_bytes for edge in run.derived() if edge.variant == mirror.variant)
 
         def decide(graph: VersionGraph) -> Plan:
             anchors = [edge for edge in graph.edges() if edge.base is None]
             budget = Budget(
-                disk=self._disk(versions.run, derived),
+                disk=self._disk(run.run, derived),
                 work=int(self._saved),
                 state=state,
                 anchor=max(anchors, key=lambda edge: edge.target).bytes if anchors else state,
             )
             return self._planner(graph, newest, records, readers, budget)
 
-        return versions.records.ask_graph(variant, decide)
+        return run.ask_graph(mirror.variant, decide)
 
     def _disk(self, run: RunId, derived: int) -> int:
         """What derived edges of a run may take."""
@@ -130,7 +141,8 @@ class Deriving:
         loop = asyncio.get_running_loop()
         self._doing[versions.run] = f"in the background: {action}"
         try:
-            await loop.run_in_executor(self._thread, self._work, versions, variant, action)
+            deriver = versions.deriver(variant)
+            await loop.run_in_executor(self._thread, self._work, versions.records, deriver, action)
         except DeltadError as error:
             self._rests[versions.run, str(action)] = now + REST_SECONDS
             self._metrics.edge_refused(versions.run, error)
@@ -138,15 +150,14 @@ class Deriving:
         finally:
             del self._doing[versions.run]
 
-    def _work(self, versions: Versions, variant: Variant, action: Action) -> None:
+    def _work(self, records: RunStore, deriver: Deriver, action: Action) -> None:
         """Blocks, in the one thread."""
-        started, run = time.monotonic(), versions.run
+        started, run = time.monotonic(), records.run
         if isinstance(action, Drop):
-            versions.records.drop_edges([action.edge.manifest])
+            records.drop_edges([action.edge.manifest])
             self._metrics.edge_dropped(run)
             log.info("edge_dropped", run=run, what=str(action), reason=action.reason, bytes=action.edge.bytes)
             return
-        deriver = versions.deriver(variant)
         if isinstance(action, CutAnchor):
             made = deriver.cut_anchor(action.version.version, action.reason)
         else:

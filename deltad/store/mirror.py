@@ -56,6 +56,10 @@ class Mirror:
         self._directory = run.directory / "mirror" / variant
         self._lock = threading.Lock()
 
+    @property
+    def variant(self) -> Variant:
+        return self._variant
+
     def generations(self) -> dict[Version, Path]:
         """The complete generations on disk."""
         if self._files.entry(self._directory) is None:

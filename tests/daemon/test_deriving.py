@@ -20,7 +20,7 @@ from deltad.delta.manifest import EdgeKind
 from deltad.delta.record import VersionRecord
 from deltad.local.fleet import Fleet
 from deltad.ops.metrics import Metrics
-from deltad.store.graph import Action, Budget, CutAnchor, Drop, Encode, Fold, Plan, Reader, VersionGraph
+from deltad.store.graph import Action, Budget, CutAnchor, Drop, Encode, Fold, Plan, Put, Reader, VersionGraph
 from deltad.store.store import Store
 from deltad.types import Digest, Version, VersionId
 from tests.kit.versions import Lineage
@@ -44,6 +44,7 @@ class Asked:
     work: int = 0
     readers: Sequence[Reader] = ()
     budgets: list[Budget] = field(default_factory=list)
+    put_off: tuple[Put, ...] = ()
     niceness: int = 0
 
     def __call__(
@@ -57,7 +58,7 @@ class Asked:
         self.readers = readers
         self.budgets.append(budget)
         self.niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        return Plan(tuple(self.actions), self.work, ())
+        return Plan(tuple(self.actions), self.work, self.put_off)
 
 
 class Host:
@@ -129,12 +130,22 @@ async def test_what_is_decided_is_done_and_counted_in_a_thread_that_yields_to_al
 
 async def test_what_was_read_beyond_the_budget_is_owed_and_nothing_is_planned_until_it_is_paid(host: Host) -> None:
     host.asked.work = 100 << 10
+    host.asked.put_off = (Put(host.fold(1, 2), "all that may be read for now is spoken for"),)
     await host.look(0.0)
     assert [budget.work for budget in host.asked.budgets] == [5 << 10]
     await host.look(90.0)
     assert len(host.asked.budgets) == 1
     await host.look(100.0)
     assert [budget.work for budget in host.asked.budgets] == [5 << 10, 5 << 10]
+
+
+async def test_where_nothing_was_left_to_do_nothing_is_planned_until_something_changes(host: Host) -> None:
+    await host.look(0.0)
+    await host.look(100.0)
+    assert len(host.asked.budgets) == 1
+    host.fleet.register(RegisterRequest("r1", "policy", VARIANT, "boot"), 100.0)
+    await host.look(200.0)
+    assert len(host.asked.budgets) == 2
 
 
 async def test_an_edge_that_cannot_be_made_is_counted_and_rests_while_the_others_are_made(host: Host) -> None:

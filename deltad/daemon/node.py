@@ -344,14 +344,18 @@ class Node:
         self._forget_gone()
 
     async def derive(self) -> None:
-        """Make and drop edges in the background for as long as the daemon runs; not while it publishes."""
+        """Make and drop edges in the background, for as long as the daemon runs."""
         while True:
-            for run in self.runs():
-                if not self._activities:
-                    now = time.monotonic()
-                    versions = self.versions_of(run)
-                    await self.deriving.look(versions, self.fleet.view(run, versions.all(), now), now)
+            await self.derive_now()
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def derive_now(self) -> None:
+        """Make and drop the edges of all runs that the policy decides on; none while a checkpoint is published."""
+        for run in self.runs():
+            if not self._activities:
+                now = time.monotonic()
+                versions = self.versions_of(run)
+                await self.deriving.look(versions, self.fleet.view(run, versions.all(), now), now)
 
     def _forget_gone(self) -> None:
         for versions in self._runs.values():

@@ -14,6 +14,7 @@ import deltad
 from deltad.client.messages import FleetView, RegionReport, RegisterRequest, ReplicaReport, ReplicaState, RunReport
 from deltad.config import load_config
 from deltad.daemon.deriving import REST_SECONDS, Deriving, by_policy
+from deltad.daemon.node import Node
 from deltad.daemon.versions import Versions
 from deltad.delta.backend import choose
 from deltad.delta.manifest import EdgeKind
@@ -29,6 +30,9 @@ CONFIG = """
 [daemon]
 name = "a"
 derive_rate = "1KiB"
+
+[backend]
+kind = "numba"
 
 [[run]]
 id = "policy"
@@ -185,3 +189,9 @@ async def test_by_the_policy_of_the_graph_a_laggard_is_a_few_edges_behind(host: 
         await host.look(float(now), deriving)
     assert len(host.versions.records.path(newest, VARIANT, [Version(1, 1)]).hops) <= 3
     assert all(kind is EdgeKind.SKIP_DELTA for kind, _, _ in host.derived())
+
+
+async def test_a_daemon_looks_after_all_of_its_runs(host: Host) -> None:
+    node = Node(host.config, host.store)
+    await node.derive_now()
+    assert {kind for kind, _, _ in host.derived()} == {EdgeKind.SKIP_DELTA}

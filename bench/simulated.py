@@ -56,6 +56,37 @@ def states(run: Run, *, part: int = 1) -> Iterator[tuple[str, Bits, Bits]]:
         yield extent.name, to_bf16(master), to_bf16(master - np.float32(run.learning_rate) * moment)
 
 
+def walk(run: Run, steps: int, *, part: int = 1) -> Iterator[Bits]:
+    """The states before and after each of so many steps, all tensors of one state as a flat array.
+
+    As in `states`, and from one step to the next as Adam has it: noise that fades by β1 and is made anew, a drift of
+    each weight's own that lasts, and a spread that does not change.
+    """
+    rng = np.random.default_rng(run.seed)
+    parts = [extent.shape for extent in tensors(part=part)]
+    masters, drifts, spreads, noises = [], [], [], []
+    for shape in parts:
+        master = rng.standard_normal(shape, np.float32)
+        if len(shape) == 1:
+            master = np.float32(1) + np.float32(0.1) * master
+        else:
+            master *= np.float32(rng.uniform(0.012, 0.03))
+        masters.append(master)
+        drifts.append(np.float32(_DRIFT) * rng.standard_normal(shape, np.float32))
+        spreads.append(np.float32(run.learning_rate) / rng.uniform(0.75, 1.25, shape).astype(np.float32))
+        noises.append(np.float32(_STATIONARY) * rng.standard_normal(shape, np.float32))
+    yield _flat(masters)
+    for _ in range(steps):
+        for i, shape in enumerate(parts):
+            masters[i] -= spreads[i] * (noises[i] + drifts[i])
+            noises[i] = np.float32(0.9) * noises[i] + np.float32(0.1) * rng.standard_normal(shape, np.float32)
+        yield _flat(masters)
+
+
+def _flat(masters: list[F32]) -> Bits:
+    return np.concatenate([to_bf16(master).reshape(-1) for master in masters])
+
+
 def to_bf16(values: F32) -> Bits:
     """Round finite float32 values to bf16 patterns, to nearest even."""
     bits = values.view(np.uint32)

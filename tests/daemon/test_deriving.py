@@ -21,7 +21,7 @@ from deltad.delta.manifest import EdgeKind
 from deltad.delta.record import VersionRecord
 from deltad.local.fleet import Fleet
 from deltad.ops.metrics import Metrics
-from deltad.store.graph import Action, Budget, CutAnchor, Drop, Encode, Fold, Plan, Put, Reader, VersionGraph
+from deltad.store.graph import Action, Budget, CutAnchor, Drop, Encode, Fold, Plan, PutOff, Reader, VersionGraph
 from deltad.store.store import Store
 from deltad.types import Digest, Version, VersionId
 from tests.kit.versions import Lineage
@@ -48,7 +48,7 @@ class Asked:
     work: int = 0
     readers: Sequence[Reader] = ()
     budgets: list[Budget] = field(default_factory=list)
-    put_off: tuple[Put, ...] = ()
+    put_off: tuple[PutOff, ...] = ()
     niceness: int = 0
 
     def __call__(
@@ -134,7 +134,7 @@ async def test_what_is_decided_is_done_and_counted_in_a_thread_that_yields_to_al
 
 async def test_what_was_read_beyond_the_budget_is_owed_and_nothing_is_planned_until_it_is_paid(host: Host) -> None:
     host.asked.work = 100 << 10
-    host.asked.put_off = (Put(host.fold(1, 2), "all that may be read for now is spoken for"),)
+    host.asked.put_off = (PutOff(host.fold(1, 2), "all that may be read for now is spoken for"),)
     await host.look(0.0)
     assert [budget.work for budget in host.asked.budgets] == [5 << 10]
     await host.look(90.0)

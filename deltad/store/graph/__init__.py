@@ -3,7 +3,7 @@
 Pure: no files, clock, sockets or asyncio.
 """
 
-from deltad.store.graph.actions import Action, Budget, CutAnchor, Drop, Encode, Fold, Plan, Put, Reader
+from deltad.store.graph.actions import Action, Budget, CutAnchor, Drop, Encode, Fold, Plan, PutOff, Reader
 from deltad.store.graph.edge import Edge, Hop, Path
 from deltad.store.graph.joins import joins
 from deltad.store.graph.policy import line_to, plan
@@ -20,7 +20,7 @@ __all__ = [
     "Hop",
     "Path",
     "Plan",
-    "Put",
+    "PutOff",
     "Reader",
     "VersionGraph",
     "joins",

@@ -87,10 +87,10 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class PutOff:
     """Something that should be made and cannot be now, and why."""
 
-    off: Fold | Encode | CutAnchor
+    action: Fold | Encode | CutAnchor
     why: str
 
 
@@ -100,4 +100,4 @@ class Plan:
 
     actions: tuple[Action, ...]
     work: int
-    put_off: tuple[Put, ...]
+    put_off: tuple[PutOff, ...]

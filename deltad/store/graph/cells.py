@@ -83,12 +83,10 @@ class Survey:
 class Cell:
     """Versions that came one after another.
 
-    `borders` are the vertices that something leads to from other cells, and how many reasons there are for it;
-    `anchored` those with an anchor, and `loose` those to which no arc leads. `given` counts the vertices that it was
-    ever given.
+    `borders` are the vertices that are in another cell too or have arcs that lead across, and how many reasons there
+    are for it; `anchored` those with an anchor, and `loose` those to which no arc leads.
     """
 
-    given: int = 0
     borders: dict[Vertex, int] = field(default_factory=dict)
     anchored: dict[Vertex, None] = field(default_factory=dict)
     loose: dict[Vertex, None] = field(default_factory=dict)

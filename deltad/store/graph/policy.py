@@ -9,7 +9,7 @@ is planned beyond the budget, and that every action says why.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -17,10 +17,10 @@ from operator import itemgetter
 from deltad.delta.manifest import EdgeKind
 from deltad.errors import NotFoundError
 from deltad.figures import count, size
-from deltad.store.graph.actions import Action, Budget, CutAnchor, Drop, Encode, Fold, Plan, Put, Reader
+from deltad.store.graph.actions import Action, Budget, CutAnchor, Drop, Encode, Fold, Plan, PutOff, Reader
 from deltad.store.graph.edge import Edge, Path
 from deltad.store.graph.versions import VersionGraph
-from deltad.types import VersionId
+from deltad.types import Digest, VersionId
 
 MOST_HOPS = 8
 """Edges that a reader's way may have before it gets a skip delta of its own."""
@@ -45,10 +45,10 @@ Line = Sequence[tuple[int, VersionId]]
 
 
 def line_to(graph: VersionGraph, newest: VersionId, sequence: Mapping[VersionId, int]) -> list[tuple[int, VersionId]]:
-    """The versions of its run that recorded deltas lead over to the newest, ascending, with their sequences."""
+    """The versions of its run that deltas lead over to the newest, ascending, with their sequences."""
     found = [newest]
     while True:
-        bases = [edge.base for edge in graph.edges_to(found[-1]) if edge.base is not None and not edge.derived]
+        bases = [edge.base for edge in graph.edges_to(found[-1]) if edge.base is not None]
         bases = [base for base in bases if base in graph and base.run == newest.run and base < found[-1]]
         if not bases:
             return [(sequence[version], version) for version in reversed(found)]
@@ -63,13 +63,14 @@ def estimate(parts: Sequence[int]) -> int:
 def plan(graph: VersionGraph, line: Line, readers: Sequence[Reader], budget: Budget) -> Plan:
     """What to do now. Takes time for each derived edge and each reader.
 
-    Anchors and deltas that a record lists are nobody's to drop here.
+    Readers on their way to a version that is not here are passed over. Anchors and deltas that a record lists are
+    nobody's to drop here.
     """
     needs = _Needs(graph, budget)
     newest = line[-1][1]
     joining = Counter({newest: 0})
     for reader in readers:
-        if not needs.lag(reader):
+        if reader.target in graph and not needs.lag(reader):
             joining[reader.target] += reader.count
     for target, newcomers in joining.items():
         needs.join(target, newcomers, bounded=target == newest)
@@ -94,8 +95,8 @@ class _Wish:
         return None if isinstance(self.action, CutAnchor) else self.action.base
 
     @property
-    def parts(self) -> tuple[Edge, ...]:
-        return self.action.parts if isinstance(self.action, Fold) else ()
+    def parts(self) -> list[Digest]:
+        return [part.manifest for part in self.action.parts] if isinstance(self.action, Fold) else []
 
     @property
     def rank(self) -> tuple[bool, float]:
@@ -110,7 +111,7 @@ class _Needs:
         self._graph = graph
         self._budget = budget
         self._wishes: dict[tuple[VersionId | None, VersionId], _Wish] = {}
-        self.used: set[Edge] = set()
+        self.used: set[Digest] = set()
 
     def wishes(self) -> list[_Wish]:
         """All of them, the best first."""
@@ -146,7 +147,7 @@ class _Needs:
         try:
             path = self._graph.path(reader.target, {reader.held}, anchors=False, backwards=True)
         except NotFoundError:
-            if self._budget.state is None or reader.held not in self._graph or reader.target not in self._graph:
+            if self._budget.state is None or reader.held not in self._graph:
                 return False
             reason = f"no deltas lead {reader.name} from {reader.held.version} to {reader.target.version}"
             room = self._budget.anchor
@@ -180,7 +181,7 @@ class _Needs:
             self._shorten(path, target, f"{span} versions on the ladder", urgent=False, readers=1)
 
     def _use(self, path: Path) -> None:
-        self.used |= {hop.edge for hop in path.hops}
+        self.used |= {hop.edge.manifest for hop in path.hops}
 
     def _shorten(self, path: Path, target: VersionId, why: str, *, urgent: bool, readers: int) -> None:
         """Wish for one edge that does what a path does: folded where all of it folds, else encoded anew."""
@@ -223,22 +224,23 @@ def _within(graph: VersionGraph, line: Line, needs: _Needs, budget: Budget) -> P
     wishes = needs.wishes()
     derived = [edge for edge in graph.edges() if edge.derived]
     kept = needs.used.union(*(wish.parts for wish in wishes))
+    sequences = {version: sequence for sequence, version in line}
     drops = [
         Drop(edge, "nobody is on the way over it any more, and it is not on the ladder")
         for edge in derived
-        if edge not in kept and edge.kind is not EdgeKind.ANCHOR and not _is_rung(edge, line)
+        if edge.manifest not in kept and edge.kind is not EdgeKind.ANCHOR and not _is_rung(edge, line, sequences)
     ]
     actions: list[Action] = list(drops)
-    room = _Room(graph, budget.disk, [drop.edge for drop in drops], derived, needs.used)
+    room = _Room(graph, budget.disk, {drop.edge.manifest for drop in drops}, derived, needs.used)
     actions += room.make(0, None) or ()
     work, put_off = 0, []
     for wish in wishes:
         if work >= budget.work:
-            put_off.append(Put(wish.action, "all that may be read for now is spoken for"))
+            put_off.append(PutOff(wish.action, "all that may be read for now is spoken for"))
         elif room.dropped.intersection(wish.parts):
-            put_off.append(Put(wish.action, "a part of it has just made room for something better"))
+            put_off.append(PutOff(wish.action, "a part of it has just made room for something better"))
         elif (made := room.make(wish.room, None if wish.urgent else wish.base)) is None:
-            put_off.append(Put(wish.action, f"it may take {size(wish.room)}, and {room.left()} are left on disk"))
+            put_off.append(PutOff(wish.action, f"it may take {size(wish.room)}, and {room.left()} are left on disk"))
         else:
             actions += [*made, wish.action]
             work += wish.work
@@ -252,14 +254,14 @@ class _Room:
     """
 
     def __init__(
-        self, graph: VersionGraph, disk: int | None, gone: Sequence[Edge], derived: Sequence[Edge], used: set[Edge]
+        self, graph: VersionGraph, disk: int | None, gone: set[Digest], derived: Sequence[Edge], used: set[Digest]
     ) -> None:
         self._graph = graph
         self._disk = disk
-        self.dropped = set(gone)
-        left = [edge for edge in derived if edge not in self.dropped]
+        self.dropped = gone
+        left = [edge for edge in derived if edge.manifest not in gone]
         self._taken = sum(edge.bytes for edge in left)
-        spare = [edge for edge in left if edge not in used]
+        spare = [edge for edge in left if edge.manifest not in used] if disk is not None else []
         self._spare = sorted(spare, key=lambda edge: (edge.base is None, edge.base or edge.target))
 
     def left(self) -> str:
@@ -281,39 +283,36 @@ class _Room:
             drops.append(Drop(edge, f"{size(disk)} are for derived edges, and it is needed least"))
         if over > 0 and room:
             return None
-        self.dropped |= {drop.edge for drop in drops}
-        self._spare = [edge for edge in self._spare if edge not in self.dropped]
+        if drops:
+            self.dropped |= {drop.edge.manifest for drop in drops}
+            self._spare = [edge for edge in self._spare if edge.manifest not in self.dropped]
         self._taken += room - sum(drop.edge.bytes for drop in drops)
         return drops
 
     def _stands_in(self, anchor: Edge, drops: Sequence[Drop]) -> bool:
         """Whether what an anchor leads to can be reached without it, and without all that goes as well."""
-        gone = [anchor, *self.dropped, *(drop.edge for drop in drops)]
+        gone = [anchor.manifest, *self.dropped, *(drop.edge.manifest for drop in drops)]
         try:
-            self._graph.path(anchor.target, left={edge.manifest: None for edge in gone})
+            self._graph.path(anchor.target, left=dict.fromkeys(gone))
         except NotFoundError:
             return False
         return True
 
 
-def _is_rung(edge: Edge, line: Line) -> bool:
-    base, target = _sequence(line, edge.base), _sequence(line, edge.target)
-    if base is None or target is None or base >= target:
+def _is_rung(edge: Edge, line: Line, sequences: Mapping[VersionId, int]) -> bool:
+    base, target = -1 if edge.base is None else sequences.get(edge.base, -1), sequences.get(edge.target, -1)
+    if not 0 <= base < target:
         return False
+    span = target - base
+    if span & (span - 1) == 0 and target % span == 0:
+        return True
+    # Where sequences are not on the line, a rung ends at the last version before a multiple.
     span = 2
-    while span <= line[-1][0]:
-        end = -(-target // span) * span
-        if end - span <= base and _at(line, end) == edge.target and _at(line, end - span) == edge.base:
+    while (end := -(-target // span) * span) <= line[-1][0]:
+        if end - span >= base and _at(line, end) == edge.target and _at(line, end - span) == edge.base:
             return True
         span *= 2
     return False
-
-
-def _sequence(line: Line, version: VersionId | None) -> int | None:
-    if version is None:
-        return None
-    at = bisect_left(line, version, key=itemgetter(1))
-    return line[at][0] if at < len(line) and line[at][1] == version else None
 
 
 def _at(line: Line, sequence: int) -> VersionId:

@@ -22,8 +22,8 @@ _NAMED = 3
 class VersionGraph:
     """Versions of one variant, and the edges between them. Changes cost what they touch, not what is there.
 
-    Versions of a run that are added one after another should be neighbours; then planning is fast. `variant` is for
-    messages alone, and `cell_versions` for speed alone.
+    Answers are partly kept, so questions, too, are for one thread at a time. `variant` is for messages alone, and
+    `cell_versions` for speed alone.
     """
 
     def __init__(self, variant: str, *, cell_versions: int = CELL_VERSIONS) -> None:
@@ -31,7 +31,7 @@ class VersionGraph:
         self._cell_versions = cell_versions
         self._vertices: dict[VersionId, Vertex] = {}
         self._arcs: dict[Digest, Arc] = {}
-        self._open: dict[RunId, Cell] = {}
+        self._cells: dict[tuple[RunId, int], Cell] = {}
         self._ordinal = 0
 
     def __len__(self) -> int:
@@ -66,12 +66,16 @@ class VersionGraph:
         vertex = self._vertices.get(version)
         return () if vertex is None else tuple(arc.edge for arc in vertex.out)
 
-    def add_version(self, version: VersionId) -> None:
-        """Add a version; one that is there stays as it is. It may never have an edge."""
-        self._vertex(version).known = True
+    def add_version(self, version: VersionId, sequence: int | None = None) -> None:
+        """Add a version; one that is there stays as it is. It may never have an edge.
+
+        Planning is fast where `sequence`, its place in its run, tells which others are near to it. Without it, its
+        number has to do.
+        """
+        self._vertex(version, sequence).known = True
 
     def add(self, edge: Edge) -> None:
-        """Add an edge, and the version that it leads to. One with the same manifest is replaced."""
+        """Add an edge, and the version that it leads to if it is not there. One with the same manifest is replaced."""
         self.remove(edge.manifest)
         self.add_version(edge.target)
         target = self._vertex(edge.target)
@@ -187,26 +191,26 @@ class VersionGraph:
             found += f"; {count(lacking, 'edge')} cannot be had"
         return NotFoundError(f"a path to {target} variant {self.variant}", expected=expected, found=found)
 
-    def _vertex(self, version: VersionId) -> Vertex:
+    def _vertex(self, version: VersionId, sequence: int | None = None) -> Vertex:
         vertex = self._vertices.get(version)
         if vertex is None:
             self._ordinal += 1
-            cells = self._cells(version.run)
-            vertex = self._vertices[version] = Vertex(version, self._ordinal, cells)
+            place = version.version.number if sequence is None else sequence
+            cells = [self._cell(version.run, place // self._cell_versions)]
+            if place % self._cell_versions == 0:
+                cells.append(self._cell(version.run, place // self._cell_versions - 1))
+            vertex = self._vertices[version] = Vertex(version, self._ordinal, tuple(cells))
             cells[0].loose[vertex] = None
             if len(cells) > 1:
                 for cell in cells:
                     cell.border(vertex)
         return vertex
 
-    def _cells(self, run: RunId) -> tuple[Cell, ...]:
-        """Where the next version of a run belongs."""
-        last = self._open.get(run)
-        if last is not None and last.given < self._cell_versions:
-            last.given += 1
-            return (last,)
-        self._open[run] = Cell(given=1)
-        return (self._open[run],) if last is None else (self._open[run], last)
+    def _cell(self, run: RunId, block: int) -> Cell:
+        cell = self._cells.get((run, block))
+        if cell is None:
+            cell = self._cells[run, block] = Cell()
+        return cell
 
     def _forget_bare(self, vertex: Vertex) -> None:
         if not vertex.known and not vertex.out:

@@ -228,7 +228,10 @@ def test_nor_while_edges_of_a_ladder_come_and_go(seed: int) -> None:
         spans = [(i, i + (1 << level)) for i in range(0, 40 - (1 << level), 1 << level)]
         # As many bytes as their parts, or fewer: then many paths are equal, but for their hops.
         edges += (edge(names[i], names[j], 10 * rng.choice((1 << level, level + 1))) for i, j in spans)
-    changing = graph(edges, cell_versions=rng.choice((4, 5, 8)))
+    changing = graph([], cell_versions=rng.choice((4, 5, 8)))
+    for place, name in enumerate(rng.sample(names, 30)):
+        # Any sequences do, in any order; what was not added before is placed by its number.
+        changing.add_version(name, rng.choice((name.version.number, place)))
     for _ in range(60):
         one = rng.choice(edges)
         if changing.edge(one.manifest) is None:

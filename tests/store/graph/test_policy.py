@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import pytest
@@ -73,7 +74,14 @@ def test_rungs_stand_between_multiples_of_their_span() -> None:
 
 
 def test_a_rung_that_stands_is_not_folded_again() -> None:
-    assert (4, 8) not in spans(decide([*chain(8), skip(4, 8)]).actions)
+    assert (4, 8) not in spans(decide([*chain(8), skip(4, 8, 150)]).actions)
+    assert (4, 8) not in spans(decide([*chain(8), skip(4, 8, 5000)]).actions), "nor if it came out larger than hoped"
+
+
+def test_a_rung_that_would_save_next_to_nothing_is_not_folded() -> None:
+    assert (0, 2) in spans(decide([edge(None, version(0)), *chain(2)[1:]]).actions)
+    deltas = [edge(version(0), version(1), 1000), edge(version(1), version(2), 1)]
+    assert spans(decide([edge(None, version(0)), *deltas, edge(None, version(2))]).actions) == []
 
 
 def test_any_version_reaches_any_later_one_over_few_edges_by_the_ladder_alone() -> None:
@@ -98,6 +106,15 @@ def test_a_ladder_skips_sequences_that_are_not_on_the_line() -> None:
     folds = [action for action in plan(made, line, [], FREE).actions if isinstance(action, Fold)]
     found = {(fold.base, fold.target) for fold in folds}
     assert found == {(version(i), version(5, epoch=2)) for i in (0, 3)} | {(version(0), version(3))}
+    for fold in folds:
+        made.add(edge(fold.base, fold.target, kind=EdgeKind.SKIP_DELTA, derived=True))
+    made.add(edge(None, line[-1][1]))
+    assert plan(made, line, [], FREE).actions == ()
+
+
+def test_the_line_goes_over_a_skip_delta_where_there_is_nothing_else() -> None:
+    made = graph([edge(None, version(0)), skip(0, 4), edge(version(4), version(5))])
+    assert line_to(made, version(5), {version(i): i for i in range(6)}) == [(i, version(i)) for i in (0, 4, 5)]
 
 
 def test_a_reader_far_behind_gets_a_skip_delta_of_its_own() -> None:
@@ -106,7 +123,20 @@ def test_a_reader_far_behind_gets_a_skip_delta_of_its_own() -> None:
     assert isinstance(first, Fold)
     assert (first.base, first.target, len(first.parts)) == (version(0), version(9), 9)
     assert first.reason == "tokyo at v000000 is 9 edges away; folds 9 deltas of 900 B"
-    assert (0, 9) not in spans(decide(chain(9), Reader("tokyo", version(1), version(9))).actions)
+    assert (1, 9) not in spans(decide(chain(9), Reader("tokyo", version(1), version(9))).actions)
+
+
+def test_what_several_readers_wait_for_comes_first() -> None:
+    two, three = Reader("two", version(1), version(12), count=2), Reader("three", version(2), version(12))
+    once = Budget(None, 1, None, 10_000)
+    assert spans(decide(chain(12), two, three, budget=once).actions) == [(1, 12)]
+    assert spans(decide(chain(12), two, three, three, three, budget=once).actions) == [(2, 12)]
+
+
+def test_what_a_way_back_is_made_of_does_not_fold() -> None:
+    first = decide(chain(9), Reader("tokyo", version(9), version(0))).actions[0]
+    assert isinstance(first, Encode)
+    assert (first.base, first.target) == (version(9), version(0))
 
 
 def test_a_newcomer_needs_one_anchor_and_one_skip_delta() -> None:
@@ -117,6 +147,13 @@ def test_a_newcomer_needs_one_anchor_and_one_skip_delta() -> None:
         "2 newcomers join by the anchor v000000; folds 3 deltas of 300 B",
     )
     assert (0, 3) not in spans(decide(chain(3)).actions)
+    held_back = decide(chain(6), Reader("oslo", None, version(3)))
+    assert spans(held_back.actions[:1]) == [(0, 3)]
+
+
+def test_a_reader_on_its_way_to_a_version_that_is_not_here_is_passed_over() -> None:
+    elsewhere = (Reader("oslo", None, version(40)), Reader("tokyo", version(0), version(40)))
+    assert decide(chain(9), *elsewhere) == decide(chain(9))
 
 
 def test_what_does_not_fold_is_encoded_anew_where_there_is_a_mirror() -> None:
@@ -142,6 +179,12 @@ def test_an_anchor_is_cut_when_joining_has_grown_beyond_its_bound_and_not_before
     assert not any(isinstance(action, CutAnchor) for action in decide([*chain(2, anchor=302), skip(0, 2, 151)]).actions)
 
 
+def test_no_anchor_is_cut_of_an_older_version() -> None:
+    edges = [*chain(3, anchor=300), skip(0, 2, 151), edge(None, version(3), 300)]
+    planned = decide(edges, Reader("oslo", None, version(2)))
+    assert not any(isinstance(action, CutAnchor) for action in planned.actions)
+
+
 def test_before_an_anchor_is_cut_what_follows_the_last_one_is_folded() -> None:
     planned = decide(chain(6, anchor=1000), budget=FREE)
     assert not any(isinstance(action, CutAnchor) for action in planned.actions)
@@ -159,6 +202,23 @@ def test_a_skip_delta_goes_when_nobody_is_on_the_way_over_it() -> None:
     assert (drop.edge, drop.reason) == (edges[-1], "nobody is on the way over it any more, and it is not on the ladder")
     on_the_way = Reader("tokyo", version(0), version(9))
     assert not any(isinstance(action, Drop) for action in decide(edges, on_the_way).actions)
+
+
+def test_nothing_goes_that_is_just_being_folded() -> None:
+    made = graph([*chain(8), skip(1, 4, 110), edge(None, version(8), 900)])
+    line = [(i, version(i)) for i in range(9)]
+    planned = plan(made, line, [], FREE)
+    assert any(skip(1, 4, 110) in fold.parts for fold in planned.actions if isinstance(fold, Fold))
+    obey(made, planned)
+    assert skip(1, 4, 110) in [drop.edge for drop in plan(made, line, [], FREE).actions if isinstance(drop, Drop)]
+
+
+def test_what_has_made_room_is_not_folded_after_all() -> None:
+    edges = [*chain(20), skip(0, 4), edge(None, version(20), 900)]
+    planned = decide(edges, Reader("tokyo", version(10), version(20)), budget=Budget(1000, 10**12, None, 10_000))
+    assert Drop(skip(0, 4), "1000 B are for derived edges, and it is needed least") in planned.actions
+    whys = {(put.action.base, put.action.target): put.why for put in planned.put_off if isinstance(put.action, Fold)}
+    assert whys[version(0), version(8)] == "a part of it has just made room for something better"
 
 
 def test_what_a_record_lists_is_never_dropped() -> None:
@@ -205,29 +265,32 @@ def test_whoever_waits_comes_before_the_ladder() -> None:
     assert spans(planned.actions) == [(1, 16)]
 
 
-@pytest.fixture(scope="module")
-def weeks() -> Outcome:
-    return simulate(
-        Scenario(hours=400, state=5 * 10**9, anchor=3 * 10**9, keep=100, joining=0.05, rolling_back=0.01, seed=3)
-    )
+WEEKS = Scenario(hours=400, state=5 * 10**9, anchor=3 * 10**9, keep=100, joining=0.05, rolling_back=0.01, seed=3)
+YEARS = [Scenario(seed=1), Scenario(seed=2, disk=25 * 10**9, work=10**9, readers=12, leaving=0.1, away=100.0)]
+FULL = os.environ.get("DELTAD_TEST_FULL") == "1"
 
 
-def test_through_weeks_of_churn_the_budgets_hold(weeks: Outcome) -> None:
-    assert weeks.most_derived <= weeks.scenario.disk
-    assert weeks.work <= weeks.granted + weeks.scenario.state
+@pytest.fixture(scope="module", params=[WEEKS, *(YEARS if FULL else ())], ids=lambda scenario: f"{scenario.hours} h")
+def churned(request: pytest.FixtureRequest) -> Outcome:
+    return simulate(request.param)
 
 
-def test_through_weeks_of_churn_every_reader_always_reaches_its_target_over_few_edges(weeks: Outcome) -> None:
-    assert weeks.most_lag > 60
-    assert weeks.most_hops <= 8
+def test_whatever_readers_do_the_budgets_hold(churned: Outcome) -> None:
+    assert churned.most_derived <= churned.scenario.disk
+    assert churned.work <= churned.granted + churned.scenario.state
 
 
-def test_through_weeks_of_churn_joins_are_bounded_and_no_anchor_is_fetched_twice(weeks: Outcome) -> None:
-    assert weeks.joins > weeks.scenario.readers
-    assert weeks.most_join <= 1.6 * weeks.scenario.anchor
-    assert weeks.most_join_hops <= 2
-    assert weeks.again == 0
-    assert 0 < weeks.made["CutAnchor"] < 20
+def test_whatever_they_do_every_reader_always_reaches_its_target_over_few_edges(churned: Outcome) -> None:
+    assert churned.most_lag > 60
+    assert churned.most_hops <= 8
+
+
+def test_whatever_they_do_joins_are_bounded_and_no_anchor_is_fetched_twice(churned: Outcome) -> None:
+    assert churned.joins > churned.scenario.readers
+    assert churned.most_join <= 1.6 * churned.scenario.anchor
+    assert churned.most_join_hops <= 2
+    assert churned.again == 0
+    assert 0 < churned.made["CutAnchor"] < churned.scenario.hours / 20
 
 
 def test_a_simulation_is_the_same_every_time() -> None:

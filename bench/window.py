@@ -115,7 +115,8 @@ def measure(quick: bool) -> Iterator[Measurement]:
     density = sum(info.density for info in window.infos[1:]) / chain.STEPS
     note += f"; {100 * density:.3f} % of the weights change in a step"
     yield from _saved((HELD, JOINED), window.anchor, window.deltas, window.full, note)
-    yield Measurement(name=SHARE, value=window.deltas / (leading * window.full), runs=1)
+    said = "theirs as published, of another model and another trainer; ours with the base held"
+    yield Measurement(name=SHARE, value=window.deltas / (leading * window.full), runs=1, note=said)
     way = " and ".join(hop.edge.kind for hop in window.way.hops)
     yield Measurement(name=EDGES, value=len(window.way.hops), runs=1, note=f"by the background's work: {way}")
     yield Measurement(name=BYTES, value=100 * window.way_bytes / window.full, runs=1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import reduce
 
 import numpy as np
 
@@ -139,11 +138,7 @@ class _Run:
         return self.graph.path(self.line[-1][1], {self.line[held][1]}, anchors=False)
 
     def _fold(self, base: VersionId, target: VersionId, parts: tuple[Edge, ...]) -> None:
-        def joined(first: StoredDelta, second: StoredDelta) -> StoredDelta:
-            return _held(list(fold(first, second, self.layout, self.backend).chunks()))
-
-        *before, last = [self.stored[part.manifest] for part in parts]
-        made = fold(reduce(joined, before), last, self.layout, self.backend)
+        made = fold([self.stored[part.manifest] for part in parts], self.layout, self.backend)
         chunks = list(made.chunks())
         self._add(EdgeKind.SKIP_DELTA, base, target, chunks, made.coders)
         size = sum(chunk.ref.size for chunk in chunks)

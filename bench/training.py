@@ -14,7 +14,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,29 @@ def train(run: Run, *, tiny: bool = False) -> None:
         torch.use_deterministic_algorithms(before)
 
 
+def trained(run: Run, steps: int) -> Iterator[tuple[int, list[tuple[str, Bits]], str]]:
+    """A training, step by step, from step 0: the state, which changes with the next, and a line about the step."""
+    torch.use_deterministic_algorithms(True)
+    learner, advance = _begin(run, tiny=False)
+    yield 0, list(learner.policy_bits()), f"{run.name} step 0"
+    for step in range(1, steps + 1):
+        line = advance(step)
+        yield step, list(learner.policy_bits()), line
+
+
 def _train(run: Run, *, tiny: bool) -> None:
+    learner, advance = _begin(run, tiny=tiny)
+    with appearing(run, versions(), tiny=tiny) as keeper:
+        if 0 in run.kept:
+            keeper.keep(0, learner.policy_bits())
+        for step in range(1, run.steps + 1):
+            keeper.say(advance(step))
+            if step in run.kept:
+                keeper.keep(step, learner.policy_bits())
+
+
+def _begin(run: Run, *, tiny: bool) -> tuple[PairLearner, Callable[[int], str]]:
+    """The learner of a run, and what makes one step and tells of it in a line."""
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model, tokenizer = _model(tiny=tiny)
     text = None if run.kind == "grid" else _text(model, tokenizer, tiny=tiny)
@@ -156,17 +178,15 @@ def _train(run: Run, *, tiny: bool) -> None:
     sampler = Sampler(learner, model)
     # The tiny model can spell no sum, and is taught to prefer some tokens instead.
     task: Task = Tokens(tokenizer, run.seed) if tiny else Arithmetic(tokenizer, run.seed)
-    with appearing(run, versions(), tiny=tiny) as keeper:
-        if 0 in run.kept:
-            keeper.keep(0, learner.policy_bits())
-        for step in range(1, run.steps + 1):
-            begun = time.monotonic()
-            answers, gradient = _learn(learner, sampler, task, tokenizer, f"{run.seed} {step}", step)
-            reward = sum(answer.reward for answer in answers) / len(answers)
-            seconds = time.monotonic() - begun
-            keeper.say(f"{run.name} step {step}: mean reward {reward:.3f}, gradient {gradient:.2f}, {seconds:.0f} s")
-            if step in run.kept:
-                keeper.keep(step, learner.policy_bits())
+
+    def advance(step: int) -> str:
+        begun = time.monotonic()
+        answers, gradient = _learn(learner, sampler, task, tokenizer, f"{run.seed} {step}", step)
+        reward = sum(answer.reward for answer in answers) / len(answers)
+        seconds = time.monotonic() - begun
+        return f"{run.name} step {step}: mean reward {reward:.3f}, gradient {gradient:.2f}, {seconds:.0f} s"
+
+    return learner, advance
 
 
 def _learn(  # noqa: PLR0917

@@ -37,11 +37,14 @@ class DaemonConfig:
     `name` (required): unique among the daemons that talk to each other; spelled like a run id.
     `store`: the directory of the durable store; created if missing. Default `/var/lib/deltad`.
     `socket`: the Unix socket of the local API. Default `/run/deltad/deltad.sock`.
+    `derive_rate`: how many bytes a second may be read, on average, for making skip deltas and anchors in the
+    background; `0B` makes none. Default `32MiB`.
     """
 
     name: str = field(metadata=_reads(values.named(parse_daemon_name)))
     store: Path = field(default=Path("/var/lib/deltad"), metadata=_reads(values.path))
     socket: Path = field(default=Path("/run/deltad/deltad.sock"), metadata=_reads(values.path))
+    derive_rate: int = field(default=32 << 20, metadata=_reads(values.size(0), values.size_text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class RunConfig:
     version, what is held, pinned or in use, and what leads there from an anchor, are kept in any case. Default 0.
     `keep_for`: for how long its versions are kept; `0s` is no bound. Default `0s`.
     `keep_bytes`: how many bytes of it are kept, such as `500GiB`; `0B` is no bound. Default `0B`.
+    `derived_bytes`: how many bytes the skip deltas and anchors that are made here may take; `0B` is half of what is
+    free above the reserve. Default `0B`.
     """
 
     id: RunId = field(metadata=_reads(values.named(parse_run)))
@@ -100,6 +105,7 @@ class RunConfig:
     keep_versions: int = field(default=0, metadata=_reads(values.count(0, 1 << 31)))
     keep_for: float = field(default=0.0, metadata=_reads(values.duration(0.0), values.duration_text))
     keep_bytes: int = field(default=0, metadata=_reads(values.size(0), values.size_text))
+    derived_bytes: int = field(default=0, metadata=_reads(values.size(0), values.size_text))
 
 
 @dataclass(frozen=True, slots=True)

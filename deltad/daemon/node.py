@@ -40,6 +40,7 @@ from deltad.client.messages import (
     VersionInfo,
 )
 from deltad.config import Config
+from deltad.daemon.deriving import LOOK_SECONDS, Deriving
 from deltad.daemon.keeping import Keeper
 from deltad.daemon.notes import Note
 from deltad.daemon.origin import Origin, Published, PublishOptions
@@ -116,6 +117,7 @@ class Node:
         self.scrubbing = Scrubbing(
             store, config.scrub, self.metrics, self.pullers, mirrors=self._mirrors, rederiver=self._rederiver
         )
+        self.deriving = Deriving(store, config, self.metrics)
 
     # Runs.
 
@@ -129,8 +131,14 @@ class Node:
                     expected="one that is declared in a [[run]], or pulled",
                     found=", ".join(self.store.runs()) or "no run",
                 )
-            name = self.config.daemon.name
-            self._runs[run] = Versions(self.store, run, self.backend, daemon=name, threads=self.threads)
+            self._runs[run] = Versions(
+                self.store,
+                run,
+                self.backend,
+                daemon=self.config.daemon.name,
+                threads=self.threads,
+                on_change=self.announcements.announce,
+            )
         return self._runs[run]
 
     def runs(self) -> list[RunId]:
@@ -388,6 +396,20 @@ class Node:
             self.unwell.pop("garbage", None)
         self._forget_gone()
 
+    async def derive(self) -> None:
+        """Make and drop edges in the background, for as long as the daemon runs."""
+        while True:
+            await self.derive_now()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def derive_now(self) -> None:
+        """Make and drop the edges of all runs that the policy decides on; none while a checkpoint is published."""
+        for run in self.runs():
+            if not self._activities:
+                now = time.monotonic()
+                versions = self.versions_of(run)
+                await self.deriving.look(versions, self.fleet.view(run, versions.all(), now), now)
+
     def _forget_gone(self) -> None:
         for versions in self._runs.values():
             if versions.forget_gone():
@@ -431,7 +453,7 @@ class Node:
             doing = [self._activities[run]]
         else:
             doing = [puller.activity(run) for puller in self.pullers]
-        return "; ".join(part for part in (*doing, remark) if part)
+        return "; ".join(part for part in (*doing, self.deriving.activity(run), remark) if part)
 
     def _version(self, versions: Versions, text: str) -> Version:
         if text:

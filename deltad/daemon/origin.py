@@ -27,12 +27,14 @@ from deltad.delta.codec import EdgeEncoder, sum_weights
 from deltad.delta.digest import pack_sums, root_of
 from deltad.delta.encoding import encode
 from deltad.delta.layout import Layout
-from deltad.delta.manifest import ChunkRef, EdgeKind, Manifest, State, make_pages
+from deltad.delta.manifest import EdgeKind, Manifest, State
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
+from deltad.delta.weights import hash_weights
 from deltad.errors import BaseMismatchError, CheckpointError, ConflictError, IntegrityError, NotFoundError
 from deltad.protocol.mode import UNMEASURED, ModeChoice
 from deltad.protocol.publish import is_gap
 from deltad.store.disk import remove_tree
+from deltad.store.edge_chunks import store_chunks
 from deltad.store.mirror import Mirror
 from deltad.store.needs import unreachable
 from deltad.store.store import Store
@@ -254,24 +256,24 @@ class Origin:
 
     def _anchor(self, checkpoint: Checkpoint, version: Version, reason: str) -> Manifest:
         log.info("anchor_cut", run=self._run.run, version=str(version), reason=reason)
-        return self._store_edge(self._anchor_encoder(checkpoint), EdgeKind.ANCHOR, version, None, reason)
+        hashes = hash_weights(checkpoint.layout, checkpoint, threads=self._threads)
+        return self._store_edge(self._anchor_encoder(checkpoint), EdgeKind.ANCHOR, version, None, reason, hashes)
 
     def _anchor_encoder(self, checkpoint: Checkpoint) -> EdgeEncoder:
         return EdgeEncoder(
             checkpoint.layout, checkpoint, self._backend, limits=self._store.limits, threads=self._threads
         )
 
-    def _store_edge(
-        self, encoder: EdgeEncoder, kind: EdgeKind, version: Version, base: State | None, reason: str
+    def _store_edge(  # noqa: PLR0917
+        self,
+        encoder: EdgeEncoder,
+        kind: EdgeKind,
+        version: Version,
+        base: State | None,
+        reason: str,
+        hashes: bytes = b"",
     ) -> Manifest:
-        chunks: list[ChunkRef] = []
-        for chunk in encoder.chunks():
-            self._store.put_chunk(chunk.data)
-            chunks.append(chunk.ref)
-        pages = []
-        for page, data in make_pages(chunks, limits=self._store.limits):
-            self._store.put(data)
-            pages.append(page)
+        pages, chunk_bytes = store_chunks(self._store, encoder.chunks())
         layout = encoder.layout
         return Manifest(
             format=FORMAT,
@@ -283,12 +285,13 @@ class Origin:
             base=base,
             target=State(version, encoder.root),
             sums=pack_sums(encoder.sums),
-            pages=tuple(pages),
+            pages=pages,
             coders=encoder.coders,
             changed=int(encoder.changed.sum()),
             elements=sum(spec.lanes for spec in layout.tensors),
-            chunk_bytes=sum(chunk.size for chunk in chunks),
+            chunk_bytes=chunk_bytes,
             reason=reason,
+            tensor_sha256=hashes,
         )
 
 

@@ -104,7 +104,7 @@ async def _serve(config: Config, store: Store) -> int:
         notifier.stopping()
         log.info("daemon_stopping", daemon=config.daemon.name)
     log.info("daemon_stopped", daemon=config.daemon.name)
-    if node.deeds():
+    if node.deeds() or node.deriving.busy:
         # A worker thread cannot be stopped, and the interpreter would wait for it to the end.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -164,6 +164,8 @@ def _parts(node: Node) -> Iterator[tuple[str, Part]]:
     for puller in node.pullers:
         yield f"pull {puller.view().url}", puller.run
     yield "scrub", node.scrubbing.run
+    if node.config.daemon.derive_rate:
+        yield "deriving", node.derive
     yield "chores", lambda: _chores(node)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Unpack
@@ -17,6 +17,7 @@ import structlog
 
 from deltad.client.messages import NextReply, PinReply, Step, VerifyReply, VersionInfo
 from deltad.daemon.describe import describe, describe_step, pin_info
+from deltad.daemon.inverses import Inverses
 from deltad.daemon.notes import Note, Notes
 from deltad.daemon.origin import Origin, Published, PublishOptions
 from deltad.daemon.targets import goal
@@ -24,6 +25,7 @@ from deltad.delta.backend import Backend
 from deltad.delta.layout import decode_layout
 from deltad.delta.record import VersionRecord
 from deltad.errors import FormatError, IntegrityError, NotFoundError, UsageError
+from deltad.store.derive import Deriver
 from deltad.store.mirror import Mirror
 from deltad.store.pins import Pin
 from deltad.store.store import Store
@@ -38,8 +40,18 @@ READ_SECONDS = 24 * 3600.0
 class Versions:
     """One run. Methods belong to the event loop's thread; the blocking parts go elsewhere."""
 
-    def __init__(self, store: Store, run: RunId, backend: Backend, *, daemon: str, threads: int = 1) -> None:
-        """`daemon` is the name of this one, whose fleet is led."""
+    def __init__(
+        self,
+        store: Store,
+        run: RunId,
+        backend: Backend,
+        *,
+        daemon: str,
+        threads: int = 1,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`daemon` is the name of this one, whose fleet is led. `on_change` is called when `next_for` may have another
+        answer, though no version came."""
         self._store = store
         self._daemon = daemon
         self._backend = backend
@@ -52,6 +64,8 @@ class Versions:
         self._unreadable: set[Version] = set()
         self._weight_bytes: dict[bytes, int] = {}
         self._mirrors: dict[str, Mirror] = {}
+        self._inverses: dict[str, Inverses] = {}
+        self._on_change = on_change
         self.deeds: set[asyncio.Task[Published]] = set()
         """Publishes that are under way; a drain waits for them."""
 
@@ -154,18 +168,26 @@ class Versions:
             log.info("mirror_advanced", run=self.run, version=str(record.version))
 
     def next_for(self, variant: Variant, served: Version | None) -> NextReply | None:
-        """What a replica should do that serves `served`; None while that is the target, or there is none here."""
+        """What a replica should do that serves `served`; None while that is the target, or a way is being made."""
         target = goal(self.records, self._daemon)
         if target is None or target.version == served:
             return None
-        steps = () if served is None else self._steps(variant, served, target)
+        steps = () if served is None else self.way(variant, served, target)
+        if steps is None:
+            return None
         return NextReply(target=str(target.version), steps=steps, reload=not steps)
 
-    def _steps(self, variant: Variant, served: Version, target: VersionRecord) -> tuple[Step, ...]:
-        """The deltas that lead from what is served to the target, in order; none where it must be loaded whole."""
+    def way(self, variant: Variant, served: Version, target: VersionRecord) -> tuple[Step, ...] | None:
+        """The deltas that lead from what is served to `target`, backwards too; none where it must be loaded whole.
+
+        None while a way back is being made: `on_change` says when to ask again.
+        """
         try:
             path = self.records.path(target, variant, [served], anchors=False)
         except NotFoundError:
+            held = served in {record.version for record in self.records.records()}
+            if held and target.version < served and self._inverses_of(variant).coming(served, target.version):
+                return None
             return ()
         return tuple(describe_step(self.records, hop, variant) for hop in path.hops)
 
@@ -173,6 +195,15 @@ class Versions:
         """The mirrors of all variants of the newest version."""
         latest = self.records.latest()
         return [self.mirror(Variant(variant.name)) for variant in (latest.variants if latest else ())]
+
+    def deriver(self, variant: Variant) -> Deriver:
+        """What makes edges of a variant."""
+        return Deriver(self._store, self.records, variant, self.mirror(variant), self._backend, threads=self._threads)
+
+    def _inverses_of(self, variant: Variant) -> Inverses:
+        if variant not in self._inverses:
+            self._inverses[variant] = Inverses(self.deriver(variant), self._on_change)
+        return self._inverses[variant]
 
     def mirror(self, variant: Variant) -> Mirror:
         """The one mirror of a variant."""

@@ -1,48 +1,40 @@
-"""Arithmetic on whole deltas: fold two into one, invert one, and change the coder of one.
+"""Arithmetic on whole deltas: fold several into one, invert one, and change the coder of one.
 
 Differences form a group, so A→B and B→C join to A→C, and A→B turns into B→A, without the weights they
 act on. Blind deltas do that as they stand, frame by frame, however their frames are cut. What is coded by
 context has to be read beside the weights that it starts from. Owns the invariant that the result does
-what its parts did, lane for lane; memory is bounded by a few frames, whatever the model's size.
+what its parts did, lane for lane. All parts are read side by side, once; memory is bounded by two chunks of each
+and a few frames, whatever the model's size.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from deltad.delta.backend import UNSIGNED, Backend, Lanes, Mode, Positions
+from deltad.delta import merging
+from deltad.delta.backend import UNSIGNED, Backend, Changes, Lanes, Mode
 from deltad.delta.codec import DELTA_FRAME_BYTES, Patch, frame_patches
 from deltad.delta.coding import WHOLE, Coder, coder_name
-from deltad.delta.difference import compose, inverse, join
+from deltad.delta.difference import compose
 from deltad.delta.digest import pack_sums, unpack_sums, zero_sum
-from deltad.delta.emit import ChunkBuilder, EncodedChunk, FrameWriter, WrittenFrame, cut_segments, halves
-from deltad.delta.frame import Frame, FrameHeader, Rect, plan_frames, read_chunk, read_headers
+from deltad.delta.emit import Checks, ChunkBuilder, EncodedChunk, FrameWriter, WrittenFrame, halves
+from deltad.delta.frame import Frame, FrameHeader, Rect, plan_frames, read_chunk
 from deltad.delta.layout import Layout
-from deltad.delta.manifest import ChunkRef
-from deltad.delta.weights import Weights, borrowed_segments
+from deltad.delta.region import Region
+from deltad.delta.stored import FoundFrame, StoredDelta, StoredFrames
+from deltad.delta.weights import Weights, borrowed_segments, by_rect
 from deltad.errors import FormatError
 from deltad.limits import DEFAULT_LIMITS, Limits
-from deltad.types import Digest
 
-_HELD_FRAMES = 4
-"""Decoded frames of an edge that are kept, since the next region often begins in the one that the last ended in."""
+__all__ = ["MadeDelta", "StoredDelta", "fold", "invert", "transcode"]
 
-
-@dataclass(frozen=True, slots=True)
-class StoredDelta:
-    """The chunks of a delta, in order, and where their bytes are: `read` gives them, checked, by digest."""
-
-    chunks: Sequence[ChunkRef]
-    read: Callable[[Digest], bytes]
-
-    def data(self) -> Iterator[bytes]:
-        for ref in self.chunks:
-            yield self.read(Digest(ref.digest))
+_HELD_FRAMES = 2
+"""Decoded frames of a part that are kept beside the base, since the next region may begin in the one that the last
+ended in."""
 
 
 @dataclass(slots=True)
@@ -66,28 +58,35 @@ class MadeDelta:
 
 
 def fold(
-    first: StoredDelta,
-    second: StoredDelta,
+    parts: Sequence[StoredDelta],
     layout: Layout,
     backend: Backend,
     *,
+    inverted: bool = False,
     base: Weights | None = None,
     mode: Mode = "blind",
     limits: Limits = DEFAULT_LIMITS,
 ) -> MadeDelta:
-    """The delta A→C of A→B and B→C.
+    """The delta A→Z of A→B, B→C, … , Y→Z, given in this order, or the one that undoes it where `inverted`.
 
-    Blind and whole frames need no weights, and give blind and whole ones. With `base`, the weights of A, both
+    Blind and whole frames need no weights, and give blind and whole ones. With `base`, the weights of A, all
     deltas may be coded by context, and so may the result. Without it a frame has a check only where it
-    covers all frames that it was made of.
+    covers all frames that it was made of. Whole frames, and what is made beside the base, cannot be inverted.
     """
+    if not parts:
+        raise ValueError("expected at least one delta to fold")
     if base is None and mode != "blind":
         raise ValueError("coding by context takes the base")
-    return MadeDelta(limits, _fold(first, second, FrameWriter(layout, backend, mode, limits), base))
+    writer = FrameWriter(layout, backend, mode, limits)
+    if base is None:
+        return MadeDelta(limits, _BlindFold(parts, writer, inverted=inverted).frames())
+    if inverted:
+        raise ValueError("beside the base, fold first and invert then")
+    return MadeDelta(limits, _FoldBeside(parts, writer, base).frames())
 
 
 def invert(delta: StoredDelta, layout: Layout, backend: Backend, *, limits: Limits = DEFAULT_LIMITS) -> MadeDelta:
-    """The delta B→A of a blind A→B. Raises FormatError for whole frames, which do not know what they replaced."""
+    """The delta B→A of a blind A→B, in the same frames. Raises FormatError for whole ones."""
     return MadeDelta(limits, _invert(delta, FrameWriter(layout, backend, "blind", limits)))
 
 
@@ -99,27 +98,19 @@ def transcode(
 
 
 def _invert(delta: StoredDelta, writer: FrameWriter) -> Iterator[WrittenFrame]:
-    for frame in _frames(delta.data(), writer):
+    for frame in _frames(delta, writer):
         header = frame.header
-        if header.coder != Coder.BLIND:
-            raise FormatError(
-                "delta to invert",
-                expected="frames of the blind coder alone",
-                found=f"a {coder_name(header.coder)} frame",
-                hint="transcode it beside its base, or compare the weights themselves",
-            )
-        region = _Region(header.rects, writer.layout)
-        for patch in frame_patches(frame, writer.layout, writer.backend, None):
-            spec = writer.layout.tensors[patch.tensor]
-            region.play(Patch(patch.tensor, patch.index, inverse(patch.values, spec.type), absolute=False))
-        yield from region.emit(writer, _one_check(header, negated=True))
+        _require_blind(header)
+        dtype = writer.layout.tensors[header.rects[0].tensor].type
+        changes = merging.invert(writer.backend.decode(header.coding, frame.streams, None, dtype), dtype)
+        yield from _emit(header.rects, changes, writer, _one_check(header))
 
 
 def _transcode(delta: StoredDelta, writer: FrameWriter, base: Weights) -> Iterator[WrittenFrame]:
-    for frame in _frames(delta.data(), writer):
+    for frame in _frames(delta, writer):
         rects = frame.header.rects
         with borrowed_segments(base, rects, writer.layout) as old:
-            region = _Region(rects, writer.layout, old)
+            region = Region(rects, writer.layout, old)
             for patch in frame_patches(frame, writer.layout, writer.backend, old):
                 region.play(patch)
             if frame.header.coder in WHOLE:
@@ -129,204 +120,193 @@ def _transcode(delta: StoredDelta, writer: FrameWriter, base: Weights) -> Iterat
         yield from written
 
 
-def _fold(first: StoredDelta, second: StoredDelta, writer: FrameWriter, base: Weights | None) -> Iterator[WrittenFrame]:
-    layout = writer.layout
+class _BlindFold:
+    """A fold without weights. What is blind is merged as changes; where a frame is whole, its region is laid out."""
 
-    def before_first(rects: Sequence[Rect]) -> _Region:
-        if base is None:
-            return _Region(rects, layout)
-        with borrowed_segments(base, rects, layout) as lanes:
-            return _Region(rects, layout, lanes)
+    def __init__(self, parts: Sequence[StoredDelta], writer: FrameWriter, *, inverted: bool) -> None:
+        self._writer = writer
+        self._parts = [StoredFrames(part, writer.layout, writer.limits) for part in parts]
+        self._inverted = inverted
+        self._lanes: Lanes = np.empty(0, np.uint8)
+        """All 0 between two regions, so that nobody has to walk over it; `_zeros` always."""
+        self._zeros = self._lanes
 
-    def before_second(rects: Sequence[Rect]) -> _Region:
-        region = before_first(rects)
-        left.play(region)
+    def frames(self) -> Iterator[WrittenFrame]:
+        writer = self._writer
+        for rects in plan_frames(writer.layout, frame_bytes=DELTA_FRAME_BYTES, limits=writer.limits):
+            found = [(part, frame) for part in self._parts for frame in part.over(rects)]
+            if not found:
+                continue
+            if all(frame.header.coder == Coder.BLIND for _, frame in found):
+                yield from self._merge(rects, found)
+            else:
+                yield from self._lay_out(rects, found)
+        for part in self._parts:
+            part.finish()
+
+    def _merge(
+        self, rects: tuple[Rect, ...], found: Sequence[tuple[StoredFrames, FoundFrame]]
+    ) -> Iterator[WrittenFrame]:
+        dtype = self._writer.layout.tensors[rects[0].tensor].type
+        parts = [self._changes(part.load(frame), rects) for part, frame in found]
+        if self._inverted:
+            parts = [merging.invert(part, dtype) for part in parts]
+        checks, lanes = self._checks(found), sum(rect.lanes for rect in rects)
+        if merging.SPARSE * sum(part.positions.size for part in parts) <= lanes:
+            yield from _emit(rects, merging.merge(parts, dtype), self._writer, checks)
+        else:
+            yield from self._scatter(rects, parts, checks)
+
+    def _scatter(self, rects: tuple[Rect, ...], parts: Sequence[Changes], checks: Checks) -> list[WrittenFrame]:
+        """Frames of many changes: from a lane of zero bits, a difference leads to what differs from it by just that."""
+        dtype, lanes = self._writer.layout.tensors[rects[0].tensor].type, sum(rect.lanes for rect in rects)
+        if self._lanes.dtype != UNSIGNED[dtype.lane_bytes] or self._lanes.size < lanes:
+            self._lanes, self._zeros = (np.zeros(lanes, UNSIGNED[dtype.lane_bytes]) for _ in range(2))
+        for part in parts:
+            self._lanes[part.positions] = compose(self._lanes[part.positions], part.differences, dtype)
+        ends = np.cumsum([rect.lanes for rect in rects])
+        zeros, after = (np.split(all_lanes[:lanes], ends[:-1]) for all_lanes in (self._zeros, self._lanes))
+        written = list(self._writer.delta(rects, zeros, after, self._writer.encode(rects, zeros, after), checks))
+        for part in parts:
+            self._lanes[part.positions] = 0
+        return written
+
+    def _lay_out(
+        self, rects: tuple[Rect, ...], found: Sequence[tuple[StoredFrames, FoundFrame]]
+    ) -> Iterator[WrittenFrame]:
+        region = Region(rects, self._writer.layout)
+        for part, frame in found:
+            if self._inverted:
+                _require_blind(frame.header)
+            for patch in frame_patches(part.load(frame), self._writer.layout, self._writer.backend, None):
+                region.play(patch)
+        yield from region.emit(self._writer, self._checks(found))
+
+    def _changes(self, frame: Frame, rects: tuple[Rect, ...]) -> Changes:
+        """What a blind frame does to `rects`, by position within them."""
+        layout, header = self._writer.layout, frame.header
+        dtype = layout.tensors[rects[0].tensor].type
+        changes = self._writer.backend.decode(header.coding, frame.streams, None, dtype)
+        if header.rects == rects:
+            return changes
+        positions, differences = [np.empty(0, np.int64)], [changes.differences[:0]]
+        for source, which, local in by_rect(header.rects, changes.positions):
+            shape = layout.tensors[source.tensor].lane_shape
+            flat = source.flat_positions(local, shape)
+            first = 0
+            for rect in rects:
+                if rect.tensor == source.tensor:
+                    inside, at = rect.locate(flat, shape)
+                    positions.append(at + first)
+                    differences.append(changes.differences[which][inside])
+                first += rect.lanes
+        everywhere = np.concatenate(positions)
+        order = np.argsort(everywhere, kind="stable")
+        return Changes(everywhere[order], np.concatenate(differences)[order])
+
+    def _checks(self, found: Sequence[tuple[StoredFrames, FoundFrame]]) -> Checks:
+        headers = [frame.header for _, frame in found]
+        return lambda rects: _joined_checks(headers, rects, self._writer.layout, negated=self._inverted)
+
+
+class _FoldBeside:
+    """A fold beside the weights that the first part starts from."""
+
+    def __init__(self, parts: Sequence[StoredDelta], writer: FrameWriter, base: Weights) -> None:
+        self._writer = writer
+        self._base = base
+        self._parts = [StoredFrames(part, writer.layout, writer.limits) for part in parts]
+        self._decoded: list[OrderedDict[int, list[Patch]]] = [OrderedDict() for _ in parts]
+
+    def frames(self) -> Iterator[WrittenFrame]:
+        writer = self._writer
+        for rects in plan_frames(writer.layout, frame_bytes=DELTA_FRAME_BYTES, limits=writer.limits):
+            if not any(part.over(rects) for part in self._parts):
+                continue
+            after = self._after(len(self._parts), rects).numbers
+            with borrowed_segments(self._base, rects, writer.layout) as old:
+                written = list(writer.delta(rects, old, after, writer.encode(rects, old, after)))
+            yield from written
+        for part in self._parts:
+            part.finish()
+
+    def _after(self, count: int, rects: tuple[Rect, ...]) -> Region:
+        """Some rectangles as they are after the first `count` parts."""
+        with borrowed_segments(self._base, rects, self._writer.layout) as lanes:
+            region = Region(rects, self._writer.layout, lanes)
+        for i in range(count):
+            for frame in self._parts[i].over(rects):
+                for patch in self._patches(i, frame, region):
+                    region.play(patch)
         return region
 
-    left = _Edge(first, writer, before_first if base is not None else None)
-    right = _Edge(second, writer, before_second if base is not None else None)
-
-    def checks(rects: Sequence[Rect]) -> bytes:
-        return _joined_checks([*left.headers_over(rects), *right.headers_over(rects)], rects, layout)
-
-    for rects in plan_frames(layout, frame_bytes=DELTA_FRAME_BYTES, limits=writer.limits):
-        if not left.headers_over(rects) and not right.headers_over(rects):
-            continue
-        region = before_second(rects)
-        right.play(region)
-        if base is None:
-            yield from region.emit(writer, checks)
-        else:
-            with borrowed_segments(base, rects, layout) as old:
-                written = list(writer.delta(rects, old, region.numbers, writer.encode(rects, old, region.numbers)))
-            yield from written
+    def _patches(self, i: int, frame: FoundFrame, region: Region) -> list[Patch]:
+        """What a frame of part `i` does; `region` is as that part finds it, but for this part's other frames."""
+        kept = self._decoded[i]
+        if frame.number not in kept:
+            rects = frame.header.rects
+            before = region if rects == region.rects else self._after(i, rects)
+            data = self._parts[i].load(frame)
+            kept[frame.number] = frame_patches(data, self._writer.layout, self._writer.backend, before.numbers)
+            if len(kept) > _HELD_FRAMES:
+                kept.popitem(last=False)
+        kept.move_to_end(frame.number)
+        return kept[frame.number]
 
 
-class _Region:
-    """Some rectangles, and what has happened to each of their lanes so far.
-
-    A lane's number is the difference from what it was, or its pattern where `known` says that it is known:
-    from the start beside the base, else from the first whole frame on.
-    """
-
-    def __init__(self, rects: Sequence[Rect], layout: Layout, lanes: Sequence[Lanes] | None = None) -> None:
-        self.rects = tuple(rects)
-        self.layout = layout
-        self.dtype = layout.tensors[rects[0].tensor].type
-        unsigned = UNSIGNED[self.dtype.lane_bytes]
-        self.numbers: list[Lanes]
-        if lanes is None:
-            self.numbers = [np.zeros(rect.lanes, unsigned) for rect in rects]
-        else:
-            self.numbers = [segment.copy() for segment in lanes]
-        self.known = [np.full(rect.lanes, lanes is not None) for rect in rects]
-
-    def play(self, patch: Patch) -> None:
-        """Let a patch happen to the lanes that it shares with this region."""
-        shape = self.layout.tensors[patch.tensor].lane_shape
-        for rect, numbers, known in zip(self.rects, self.numbers, self.known, strict=True):
-            if rect.tensor != patch.tensor:
-                continue
-            which, at = rect.locate(_positions(patch), shape)
-            values = patch.values[which]
-            if patch.absolute:
-                numbers[at], known[at] = values, True
-            else:
-                was, pattern = numbers[at], known[at]
-                after = join(was, values, self.dtype)
-                after[pattern] = compose(was[pattern], values[pattern], self.dtype)
-                numbers[at] = after
-
-    def emit(self, writer: FrameWriter, checks: Callable[[Sequence[Rect]], bytes]) -> Iterator[WrittenFrame]:
-        """Frames that do what has happened: whole where lanes are known, blind where they are not."""
-        yield from self._emit(writer, checks, self.rects, self.numbers, self.known)
-
-    def _emit(
-        self,
-        writer: FrameWriter,
-        checks: Callable[[Sequence[Rect]], bytes],
-        rects: tuple[Rect, ...],
-        numbers: list[Lanes],
-        known: list[npt.NDArray[np.bool_]],
-    ) -> Iterator[WrittenFrame]:
-        if all(part.all() for part in known):
-            yield from writer.whole(rects, numbers)
-        elif not any(part.any() for part in known):
-            # From a lane of zero bits, a difference leads to a pattern that differs from it by just that.
-            zeros = [np.zeros_like(part) for part in numbers]
-            after = [compose(zero, part, self.dtype) for zero, part in zip(zeros, numbers, strict=True)]
-            yield from writer.delta(rects, zeros, after, writer.encode(rects, zeros, after), checks)
-        else:
-            for half, start, end in halves(rects):
-                parts = cut_segments(numbers, start, end), cut_segments(known, start, end)
-                yield from self._emit(writer, checks, half, *parts)
+def _emit(rects: tuple[Rect, ...], changes: Changes, writer: FrameWriter, checks: Checks) -> Iterator[WrittenFrame]:
+    """Blind frames of these changes."""
+    if not changes.positions.size:
+        return
+    dtype, lanes = writer.layout.tensors[rects[0].tensor].type, sum(rect.lanes for rect in rects)
+    frame = writer.coded(rects, (), (), merging.encode(changes, lanes, dtype), checks)
+    if len(frame.data) <= writer.limits.chunk_bytes and frame.plain <= writer.limits.frame_plain_bytes:
+        yield frame
+        return
+    for half, start, end in halves(rects):
+        yield from _emit(half, merging.cut(changes, start, end), writer, checks)
 
 
-@dataclass(frozen=True, slots=True)
-class _HeldFrame:
-    """Where a frame lies: its chunk, and its bytes within that."""
-
-    header: FrameHeader
-    chunk: Digest
-    start: int
-    size: int
-
-
-class _Edge:
-    """A delta's frames by the tensors that they touch, decoded when they are needed.
-
-    `before` gives the lanes that the delta starts from; without it context frames are refused.
-    """
-
-    def __init__(
-        self, delta: StoredDelta, writer: FrameWriter, before: Callable[[Sequence[Rect]], _Region] | None
-    ) -> None:
-        self._delta = delta
-        self._writer = writer
-        self._before = before
-        self._decoded: OrderedDict[int, list[Patch]] = OrderedDict()
-        self._held: list[_HeldFrame] = []
-        self._spans: dict[int, list[tuple[int, int, int]]] = {}
-        for ref in delta.chunks:
-            digest = Digest(ref.digest)
-            start = 0
-            for header, size in read_headers(delta.read(digest), writer.layout, limits=writer.limits):
-                self._index(_HeldFrame(header, digest, start, size))
-                start += size
-
-    def _index(self, held: _HeldFrame) -> None:
-        for rect in held.header.rects:
-            shape = self._writer.layout.tensors[rect.tensor].lane_shape
-            span = (rect.flat_start(shape), rect.flat_end(shape), len(self._held))
-            self._spans.setdefault(rect.tensor, []).append(span)
-        self._held.append(held)
-
-    def headers_over(self, rects: Sequence[Rect]) -> list[FrameHeader]:
-        return [self._held[i].header for i in self._over(rects)]
-
-    def play(self, region: _Region) -> None:
-        """Let the delta happen to a region."""
-        for i in self._over(region.rects):
-            for patch in self._patches(i):
-                region.play(patch)
-
-    def _over(self, rects: Sequence[Rect]) -> list[int]:
-        """The frames whose rectangles, or what lies between their rows, meet `rects`, in order."""
-        found = set()
-        for rect in rects:
-            shape = self._writer.layout.tensors[rect.tensor].lane_shape
-            start, end = rect.flat_start(shape), rect.flat_end(shape)
-            found |= {i for low, high, i in self._spans.get(rect.tensor, []) if low < end and start < high}
-        return sorted(found)
-
-    def _patches(self, i: int) -> list[Patch]:
-        if i in self._decoded:
-            self._decoded.move_to_end(i)
-            return self._decoded[i]
-        held = self._held[i]
-        layout, backend, limits = self._writer.layout, self._writer.backend, self._writer.limits
-        data = self._delta.read(held.chunk)[held.start : held.start + held.size]
-        (frame,) = read_chunk(data, layout, limits=limits)
-        base = None if self._before is None else self._before(held.header.rects).numbers
-        self._decoded[i] = frame_patches(frame, layout, backend, base)
-        if len(self._decoded) > _HELD_FRAMES:
-            self._decoded.popitem(last=False)
-        return self._decoded[i]
-
-
-def _frames(chunks: Iterable[bytes], writer: FrameWriter) -> Iterator[Frame]:
-    for data in chunks:
+def _frames(delta: StoredDelta, writer: FrameWriter) -> Iterator[Frame]:
+    for data in delta.data():
         yield from read_chunk(data, writer.layout, limits=writer.limits)
 
 
-def _positions(patch: Patch) -> Positions:
-    if isinstance(patch.index, slice):
-        return np.arange(patch.index.start, patch.index.stop, dtype=np.int64)
-    return patch.index
+def _require_blind(header: FrameHeader) -> None:
+    if header.coder != Coder.BLIND:
+        raise FormatError(
+            "delta to invert",
+            expected="frames of the blind coder alone",
+            found=f"a {coder_name(header.coder)} frame",
+            hint="transcode it beside its base, or compare the weights themselves",
+        )
 
 
-def _one_check(header: FrameHeader, *, negated: bool) -> Callable[[Sequence[Rect]], bytes]:
-    """The check of a frame that came from one other and covers the same; a part of it has none."""
+def _one_check(header: FrameHeader) -> Checks:
+    """The check of the inverse of one frame, where it covers the same; a part of it has none."""
     check = header.check
-    if check and negated:
+    if check:
         check = pack_sums(zero_sum() - unpack_sums(check, 1)[0])
     return lambda rects: check if tuple(rects) == header.rects else b""
 
 
-def _joined_checks(headers: Sequence[FrameHeader], rects: Sequence[Rect], layout: Layout) -> bytes:
+def _joined_checks(headers: Sequence[FrameHeader], rects: Sequence[Rect], layout: Layout, *, negated: bool) -> bytes:
     """What differences over `rects`, which are runs, add to the element sums; nothing where the parts do not tell."""
     total = zero_sum()
     spans = [(rect.tensor, *_span(rect, layout)) for rect in rects]
     for header in headers:
-        inside = all(
-            any(rect.tensor == tensor and start <= low and high <= end for tensor, start, end in spans)
-            for rect in header.rects
-            for low, high in [_span(rect, layout)]
-        )
-        if not inside or not header.check or header.coder in WHOLE:
+        if not header.check or header.coder in WHOLE:
             return b""
+        if header.rects != rects:
+            inside = all(
+                any(rect.tensor == tensor and start <= low and high <= end for tensor, start, end in spans)
+                for rect in header.rects
+                for low, high in [_span(rect, layout)]
+            )
+            if not inside:
+                return b""
         total += unpack_sums(header.check, 1)[0]
-    return pack_sums(total)
+    return pack_sums(zero_sum() - total if negated else total)
 
 
 def _span(rect: Rect, layout: Layout) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
@@ -16,6 +17,7 @@ from deltad.delta.layout import Layout
 from deltad.delta.threads import in_order
 
 _WINDOW_LANES = 1 << 20
+_HASHED_BYTES = 4 << 20
 
 
 class Weights(Protocol):
@@ -82,6 +84,23 @@ def sum_weights(
     for tensors, shares in in_order(add_up, spans_of(layout, window_bytes), threads):
         np.add.at(sums, tensors, shares)
     return sums
+
+
+def hash_weights(layout: Layout, weights: Weights, *, threads: int = 1) -> bytes:
+    """SHA-256 of every tensor's canonical bytes, in layout order, as an anchor's manifest holds them.
+
+    That of an alias is of no bytes.
+    """
+
+    def hashed(tensor: int) -> bytes:
+        spec = layout.tensors[tensor]
+        digest, step = hashlib.sha256(), _HASHED_BYTES // spec.type.lane_bytes
+        for start in range(0, spec.lanes, step):
+            with borrowed(weights, (tensor, start, min(step, spec.lanes - start))) as lanes:
+                digest.update(np.ascontiguousarray(lanes).view(np.uint8).data)
+        return digest.digest()
+
+    return b"".join(in_order(hashed, range(len(layout.tensors)), threads))
 
 
 @contextmanager

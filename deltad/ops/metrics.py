@@ -45,6 +45,11 @@ class Metrics:
     upstream_up: Gauge
     pull_failures: Counter
     checkpoints_refused: Counter
+    edges_made: Counter
+    edges_made_bytes: Counter
+    edge_make_seconds: Histogram
+    edges_dropped: Counter
+    edges_refused: Counter
     store_bytes: Gauge
     store_free_bytes: Gauge
     scrub_read_bytes: Counter
@@ -106,6 +111,11 @@ class Metrics:
             checkpoints_refused=counter(
                 "checkpoints_refused", "Checkpoints that were not published, by kind of error.", "run", "reason"
             ),
+            edges_made=counter("edges_made", "Skip deltas, inverses and anchors made here.", "run", "kind"),
+            edges_made_bytes=counter("edges_made_bytes", "Bytes of the edges that were made here.", "run"),
+            edge_make_seconds=histogram("edge_make_seconds", "Making one edge.", "run"),
+            edges_dropped=counter("edges_dropped", "Edges made here that were dropped again.", "run"),
+            edges_refused=counter("edges_refused", "Edges that could not be made, by kind of error.", "run", "reason"),
             store_bytes=gauge("store_bytes", "Size of all objects in the store."),
             store_free_bytes=gauge("store_free_bytes", "What may still be written on the store's file system."),
             scrub_read_bytes=counter("scrub_read_bytes", "Bytes that the scrub read."),
@@ -182,6 +192,20 @@ class Metrics:
     def checkpoint_refused(self, run: str, error: DeltadError) -> None:
         """A checkpoint was not published."""
         self.checkpoints_refused.labels(run, error.kind).inc()
+
+    def edge_made(self, run: str, kind: str, size: int, seconds: float) -> None:
+        """An edge of so many bytes was made here."""
+        self.edges_made.labels(run, kind).inc()
+        self.edges_made_bytes.labels(run).inc(size)
+        self.edge_make_seconds.labels(run).observe(seconds)
+
+    def edge_dropped(self, run: str) -> None:
+        """An edge that was made here was dropped."""
+        self.edges_dropped.labels(run).inc()
+
+    def edge_refused(self, run: str, error: DeltadError) -> None:
+        """An edge could not be made."""
+        self.edges_refused.labels(run, error.kind).inc()
 
     def store(self, *, used: int, free: int) -> None:
         """How full the store is, in bytes."""

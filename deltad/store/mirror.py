@@ -16,7 +16,7 @@ import re
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -29,18 +29,19 @@ from deltad.delta.chain import apply_chain, nests
 from deltad.delta.codec import Weights, apply_chunks, sum_weights
 from deltad.delta.digest import U64, root_of
 from deltad.delta.layout import Layout, decode_layout
-from deltad.delta.manifest import ChunkRef, Manifest, decode_page
+from deltad.delta.manifest import Manifest
 from deltad.delta.record import VersionRecord
 from deltad.delta.threads import in_order
-from deltad.delta.weights import Span, borrowed, spans_of
+from deltad.delta.weights import Span, borrowed, hash_weights, spans_of
 from deltad.errors import CheckpointError, FormatError, IntegrityError, NotFoundError
 from deltad.store.disk import FileSystem, make_directory, remove_tree, store_error
+from deltad.store.edge_chunks import chunks_of
 from deltad.store.generation import Checked, check_generation, differences
 from deltad.store.path import Hop
 from deltad.store.path import Path as EdgePath
 from deltad.store.runs import RunStore
 from deltad.store.store import Store
-from deltad.types import Digest, Variant, Version
+from deltad.types import DIGEST_BYTES, Digest, Variant, Version
 
 _GENERATION = re.compile(r"e([0-9]{6,})-v([0-9]{6,})", re.ASCII)
 _OWN = re.compile(r"\.{0,2}e[0-9]{6,}-v[0-9]{6,}(\.[0-9a-f]{32}){0,2}(\.removed)?", re.ASCII)
@@ -71,6 +72,10 @@ class Mirror:
         """What the deltas since the generation take, by the name of their manifest."""
         self._walked = 0
         """The most edges that a reader went through since the last advance."""
+
+    @property
+    def variant(self) -> Variant:
+        return self._variant
 
     def generations(self) -> dict[Version, Path]:
         """The complete generations on disk."""
@@ -241,6 +246,24 @@ class Mirror:
             raise NotFoundError(f"the mirror of {self.name} at {version}", found="not there")
         return directory
 
+    @contextmanager
+    def state(self, record: VersionRecord) -> Iterator[Weights]:
+        """The weights of a version: the generation where it is that one, else rebuilt aside and removed again.
+
+        Nobody else waits while they are read. Raises IntegrityError if what is rebuilt is not the version's; a
+        generation was checked when it was written, and whoever reads all of it sums it again.
+        """
+        layout = self.layout(record)
+        scratch = self._store.scratch / f"state-{self._run.run}-{record.version}-{uuid.uuid4().hex}"
+        directory = self.generations().get(record.version)
+        try:
+            if directory is None:
+                self.export(record, scratch)
+            with open_checkpoint(directory or scratch) as checkpoint:
+                yield Aligned(layout, checkpoint)
+        finally:
+            remove_tree(scratch, self._files)
+
     def sums(self, record: VersionRecord) -> U64:
         """The published element sums of a version, shape [tensors, 2]."""
         variant = record.variant(self._variant)
@@ -343,14 +366,26 @@ class Mirror:
         unused = np.zeros((len(layout.tensors), 2), np.uint64)
         chunks = self._read_chunks(hop, layout)
         apply_chunks(chunks, layout, writer, unused, self._backend, limits=self._store.limits, threads=self._threads)
+        manifest = self._run.read_manifest(hop.edge)
+        if manifest.tensor_sha256:
+            self._check_hashes(manifest, layout, writer)
 
     def _read_chunks(self, hop: Hop, layout: Layout) -> Iterator[bytes]:
-        for chunk in self._chunks(self._run.read_manifest(hop.edge), layout):
+        for chunk in chunks_of(self._store, self._run.read_manifest(hop.edge), layout):
             yield self._store.read(Digest(chunk.digest))
 
-    def _chunks(self, manifest: Manifest, layout: Layout) -> Iterator[ChunkRef]:
-        for page in manifest.pages:
-            yield from decode_page(self._store.read(Digest(page.digest)), page, layout, limits=self._store.limits)
+    def _check_hashes(self, manifest: Manifest, layout: Layout, written: Weights) -> None:
+        """Raises IntegrityError, which names a tensor, unless the weights are those that the manifest vouches for."""
+        found = hash_weights(layout, written, threads=self._threads)
+        for i, spec in enumerate(layout.tensors):
+            part = slice(DIGEST_BYTES * i, DIGEST_BYTES * (i + 1))
+            if found[part] != manifest.tensor_sha256[part]:
+                raise IntegrityError(
+                    f"the {manifest.kind} of {self._run.run}/{manifest.target.version}: tensor {spec.name!r}",
+                    expected=f"SHA-256 {manifest.tensor_sha256[part].hex()}",
+                    found=found[part].hex(),
+                    hint="whoever made it wrote other weights than it says; take the version by another edge",
+                )
 
     def _compare(self, record: VersionRecord, layout: Layout, weights: Weights) -> tuple[Digest, list[str]]:
         """The root of `weights`, and the names of the tensors that are not the version's."""

@@ -6,16 +6,18 @@ It is built when the first path is asked for, since that takes the size of every
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from deltad.delta.record import EdgeRef, VersionRecord
 from deltad.errors import FormatError, NotFoundError
 from deltad.store.graph import Edge, VersionGraph, joins
 from deltad.store.path import Hop, Path
 from deltad.types import Digest, RunId, Version, VersionId
+
+Answer = TypeVar("Answer")
 
 
 class Run(Protocol):
@@ -84,6 +86,11 @@ class RunGraph:
             found = graph.path(record.id, starts, left=dict.fromkeys(avoid), anchors=anchors)
         hops = tuple(self._hop(hop.edge) for hop in found.hops)
         return Path(None if found.start is None else found.start.version, hops)
+
+    def ask(self, variant: str, question: Callable[[VersionGraph], Answer]) -> Answer:
+        """See `RunStore.ask_graph`."""
+        with self._lock:
+            return question(self._current(variant).graph)
 
     def join(self, version: Version, variant: str) -> Edge | None:
         """The last edge of the cheapest way to a version from an anchor; None if there is no such way."""

@@ -40,13 +40,13 @@ from deltad.protocol.pull_plan import check_manifest, check_tables
 from deltad.protocol.target import Targets
 from deltad.store.derived import DerivedEdge, DerivedEdges, derived_edge, edge_bytes
 from deltad.store.disk import FileSystem, make_directory, read_file, store_error, write_durably
-from deltad.store.graph import Edge
+from deltad.store.graph import Edge, VersionGraph
 from deltad.store.leases import LEASE_SECONDS, Leases
 from deltad.store.objects import ObjectStore
 from deltad.store.path import Path as EdgePath
 from deltad.store.pins import Pin, Pins
 from deltad.store.retention import Candidate
-from deltad.store.run_graph import RunGraph
+from deltad.store.run_graph import Answer, RunGraph
 from deltad.store.targets import TargetFile
 from deltad.types import Digest, RunId, Version, VersionId
 
@@ -367,6 +367,10 @@ class RunStore:
                         self._write(path, data)
                         mended.append(f"{path}")
         return read, ", ".join(mended)
+
+    def ask_graph(self, variant: str, question: Callable[[VersionGraph], Answer]) -> Answer:
+        """The answer to a question about the version graph, which stays as it is meanwhile. May read the disk."""
+        return self._graph.ask(variant, question)
 
     def read_manifest(self, edge: EdgeRef) -> Manifest:
         """Raises NotFoundError, IntegrityError or FormatError."""

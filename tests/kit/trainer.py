@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from deltad.daemon.origin import Origin
@@ -21,8 +23,8 @@ VARIANT = Variant("bf16")
 class Trainer:
     """Writes checkpoints and publishes them into a store."""
 
-    def __init__(self, tmp_path: Path) -> None:
-        self.store = Store.open(tmp_path / "store")
+    def __init__(self, tmp_path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.store = Store.open(tmp_path / "store", clock=clock)
         self.run = self.store.run(RUN)
         self.origin = Origin(self.store, RUN, VARIANT, choose())
         self.mirror = Mirror(self.store, self.run, VARIANT, choose())

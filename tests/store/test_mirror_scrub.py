@@ -12,6 +12,7 @@ import pytest
 
 from deltad.checkpoint.safetensors import read_header
 from deltad.delta.backend import choose
+from deltad.store.edge_chunks import chunks_of
 from deltad.store.mirror import Mirror
 from deltad.store.scrubber import Renewed, Scrubber
 from deltad.store.store import Store
@@ -126,7 +127,7 @@ def test_damage_to_a_header_or_to_another_file_of_the_mirror_is_healed_too(train
 
 def test_a_mirror_whose_chain_is_damaged_too_is_told_of_tensor_by_tensor_and_kept(trainer: Trainer) -> None:
     manifest = trainer.run.read_manifest(trainer.run.record(Version(1, 1)).variants[0].edges[0])
-    (chunk,) = trainer.mirror._chunks(manifest, trainer.mirror.layout(trainer.run.latest()))
+    (chunk,) = chunks_of(trainer.store, manifest, trainer.mirror.layout(trainer.run.latest()))
     data = trainer.store.read(Digest(chunk.digest))
     flip(trainer.store, Digest(chunk.digest), 40)
     for tensor in ("embed.weight", "layers.0.up.weight"):

@@ -140,7 +140,7 @@ def pass_through(tensors: tuple[Extent, ...], states: Iterable[Bits]) -> Window:
 async def _pass_through(tensors: tuple[Extent, ...], states: Iterable[Bits], home: Path) -> Window:
     store = Store.open(home / "store")
     try:
-        versions = Versions(store, _RUN, choose())
+        versions = Versions(store, _RUN, choose(), daemon="bench")
         origin = Origin(store, _RUN, _VARIANT, choose(), mirror=versions.mirror(_VARIANT))
         for number, bits in enumerate(states):
             shutil.rmtree(home / "step", ignore_errors=True)

@@ -1,6 +1,6 @@
-"""`deltad plan graph`: what would be folded, cut and dropped, and why.
+"""`deltad plan graph`: what a daemon would fold, cut and drop, and why; or what it would in a scenario.
 
-A scenario is simulated here, without a daemon; nothing is written.
+A scenario is simulated here, without a daemon. Nothing is written in either case.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from deltad.cli.connect import Whole, help_if_alone, json_option
+from deltad.cli.connect import Daemon, Whole, daemon_options, help_if_alone, json_option, the_run
 from deltad.cli.output import show, show_json
 from deltad.cli.progress import step
 from deltad.errors import UsageError
 from deltad.figures import count, percent, size
 from deltad.ops.blocks import Block, Facts, Line, Table, columns
+from deltad.types import RunId, parse_run
 
 if TYPE_CHECKING:
+    from deltad.client.messages import PlanReply
     from deltad.store.graph.simulate import Outcome, Scenario
 
 
@@ -47,7 +49,8 @@ def plan(context: click.Context) -> int | None:
 
 
 @plan.command(short_help="What would be folded, cut and dropped in the version graph.")
-@click.option("--simulate", is_flag=True, help="Simulate a run, one version an hour, instead of asking a daemon.")
+@click.argument("run", metavar="[RUN]", type=parse_run, required=False)
+@click.option("--simulate", is_flag=True, help="Simulate a run, one version an hour, instead of asking the daemon.")
 @click.option("--days", type=Whole(1, 3650), default=365, show_default=True, help="How long it runs.")
 @click.option(
     "--readers", type=Whole(1, 1000), default=6, show_default=True, help="Regions that pull; they come and go."
@@ -60,9 +63,12 @@ def plan(context: click.Context) -> int | None:
 @click.option("--keep", type=Whole(1, 100_000), default=1000, show_default=True, help="Versions that are kept.")
 @click.option("--by-context", is_flag=True, help="Deltas are coded by context, and do not fold without weights.")
 @click.option("--seed", type=Whole(0, 2**31), default=0, show_default=True, help="Another course of events.")
+@daemon_options
 @json_option
 def graph(
     *,
+    daemon: Daemon,
+    run: RunId | None,
     simulate: bool,
     days: int,
     readers: int,
@@ -76,21 +82,32 @@ def graph(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Simulate a run, and say what was pulled, stored and decided.
+    """Say what the daemon would fold, cut and drop in the version graph of RUN now, and why.
 
-    Regions leave for hours or weeks, join late, and are rolled back at times. What they pull is compared with full
-    copies; then comes all that was decided in the last day, in words. A year takes a minute or two.
+    With --simulate, a run is simulated instead: regions leave for hours or weeks, join late, and are rolled back at
+    times. What they pull is compared with full copies; then comes all that was decided in the last day, in words. A
+    year takes a minute or two. The other options describe it.
 
     \b
     Examples:
+      deltad plan graph my-run
       deltad plan graph --simulate
       deltad plan graph --simulate --days 30 --disk 16GiB --json
     """
-    from deltad.store.graph.simulate import Scenario
-    from deltad.store.graph.simulate import simulate as run
-
     if not simulate:
-        raise UsageError("deltad plan graph", expected="--simulate", hint="see `deltad plan graph --help`")
+        client = daemon.client()
+        found = client.plan(the_run(client, run))
+        if as_json:
+            show_json(found)
+        else:
+            show(_plan_blocks(found))
+        return
+    if run is not None:
+        raise UsageError("deltad plan graph", expected="either a run of the daemon or --simulate", found="both")
+
+    from deltad.store.graph.simulate import Scenario
+    from deltad.store.graph.simulate import simulate as simulated
+
     scenario = Scenario(
         hours=24 * days,
         readers=readers,
@@ -104,11 +121,25 @@ def graph(
         seed=seed,
     )
     with step(f"simulating {count(days, 'day')}"):
-        outcome = run(scenario)
+        outcome = simulated(scenario)
     if as_json:
         show_json(_told(outcome))
     else:
         show(list(_blocks(outcome)))
+
+
+def _plan_blocks(found: PlanReply) -> list[Block]:
+    budget = f"{size(found.rate)} a second; {size(found.saved)} are left of it now"
+    facts = Facts(
+        f"run {found.run}",
+        [
+            ("being made", found.making or "nothing"),
+            ("may be read", budget if found.rate else "nothing: `[daemon] derive_rate` is 0"),
+        ],
+    )
+    rows = [(one.variant, one.what, one.why, one.put_off or "now") for one in found.decided]
+    heads = columns("variant", "what", "why", "when")
+    return [facts, Table("decided", heads, rows, empty="nothing: every way is short enough")]
 
 
 def _told(outcome: Outcome) -> dict[str, object]:

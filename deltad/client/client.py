@@ -29,6 +29,7 @@ from deltad.client.messages import (
     NextReply,
     PinReply,
     PinRequest,
+    PlanReply,
     PublishReply,
     PublishRequest,
     PullRequest,
@@ -130,6 +131,10 @@ class Client:
     def move_target(self, run: str, request: TargetRequest) -> TargetReply:
         """Hold a fleet at a version, bring it back to one, or let it follow the newest again; durable on return."""
         return self._post(TargetReply, f"/v1/runs/{quote(run, safe='')}/target", request)
+
+    def plan(self, run: str, *, timeout: float = WORK_SECONDS) -> PlanReply:
+        """What the daemon would fold, cut and drop in the run's version graph now, and why."""
+        return self._get(PlanReply, f"/v1/runs/{quote(run, safe='')}/plan", wait=timeout)
 
     def targets(self, run: str) -> TargetsReply:
         """Where the fleets are held, as far as the daemon knows, and who moved them lately."""

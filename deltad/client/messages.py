@@ -355,6 +355,28 @@ class TargetsReply(msgspec.Struct, frozen=True):
     moves: tuple[Target, ...] = ()
 
 
+class Decided(msgspec.Struct, frozen=True):
+    """What a daemon would do now in the version graph of a variant, and why; `put_off` says why it has to wait."""
+
+    variant: str
+    what: str
+    why: str
+    put_off: str = ""
+
+
+class PlanReply(msgspec.Struct, frozen=True):
+    """What would be decided about a run, in order; what is being made now, in words or empty.
+
+    `rate` is the bytes a second that may be read to make edges (0: none are made), and `saved` what is left of them.
+    """
+
+    run: str
+    decided: tuple[Decided, ...]
+    making: str
+    rate: int
+    saved: int
+
+
 class ExportRequest(msgspec.Struct, frozen=True):
     """Write a version (the target's, if empty) as a loadable checkpoint.
 

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import structlog
 
-from deltad.client.messages import FleetView
+from deltad.client.messages import Decided, FleetView, PlanReply
 from deltad.config import Config
 from deltad.daemon.versions import Versions
 from deltad.delta.record import VersionRecord
@@ -87,6 +87,18 @@ class Deriving:
     def activity(self, run: RunId) -> str:
         """What is being made of a run, in words, or nothing."""
         return self._doing.get(run, "")
+
+    async def explain(self, versions: Versions, view: FleetView) -> PlanReply:
+        """What would be done now, and why. Does nothing, and spends nothing."""
+        newest, decided = versions.records.latest(), list[Decided]()
+        for part in newest.variants if newest else ():
+            assert newest is not None
+            mirror, readers = versions.mirror(Variant(part.name)), _readers(view, newest, part.name)
+            found = await asyncio.to_thread(self._plan, versions.records, mirror, newest, readers)
+            decided += (Decided(part.name, str(action), action.reason) for action in found.actions)
+            decided += (Decided(part.name, str(off.action), off.action.reason, off.why) for off in found.put_off)
+        making = self.activity(versions.run)
+        return PlanReply(versions.run, tuple(decided), making, self._rate, max(0, int(self._saved)))
 
     async def look(self, versions: Versions, view: FleetView, now: float) -> None:
         """Do what there is to do for one run, within the budget. Raises nothing that concerns one edge."""
@@ -176,21 +188,22 @@ class Deriving:
 
 
 def _readers(view: FleetView, newest: VersionRecord, variant: str) -> list[Reader]:
-    """Who holds which version of a run, as far as it is known; replicas and regions of one version together."""
-    own, *below = [region for region in view.regions if region.fresh]
-    held = [("region", region.report.runs[view.run].latest) for region in below]
-    for region in (own, *below):
-        replicas = region.report.runs[view.run].replicas
-        held += [("replica", replica.version) for replica in replicas if replica.variant == variant]
+    """Who holds which version of a run, as far as it is known, and where it is led; those who are alike together."""
     run = RunId(newest.run)
+    own, *below = [region for region in view.regions if region.fresh]
+    held = [("region", region.report.runs[run].latest, "") for region in below]
+    for region in (own, *below):
+        report = region.report.runs[run]
+        target = report.target.version if report.target else ""
+        held += [("replica", replica.version, target) for replica in report.replicas if replica.variant == variant]
     return [
         Reader(
             f"{count} {kind}s" if count > 1 else f"a {kind}",
             VersionId(run, parse_version(version)) if version else None,
-            newest.id,
+            VersionId(run, parse_version(target)) if target else newest.id,
             count,
         )
-        for (kind, version), count in Counter(held).items()
+        for (kind, version, target), count in Counter(held).items()
     ]
 
 

@@ -25,6 +25,7 @@ from deltad.client.messages import (
     ExportRequest,
     NextReply,
     PinReply,
+    PlanReply,
     PublishReply,
     PublishRequest,
     RegionReport,
@@ -395,6 +396,10 @@ class Node:
         else:
             self.unwell.pop("garbage", None)
         self._forget_gone()
+
+    async def plan(self, run: RunId) -> PlanReply:
+        versions = self.versions_of(run)
+        return await self.deriving.explain(versions, self.fleet.view(run, versions.all(), time.monotonic()))
 
     async def derive(self) -> None:
         """Make and drop edges in the background, for as long as the daemon runs."""

@@ -12,6 +12,7 @@ from deltad.client.messages import (
     ExportRequest,
     NextReply,
     PinReply,
+    PlanReply,
     PublishReply,
     PublishRequest,
     StatusView,
@@ -61,6 +62,10 @@ class Operations(Protocol):
 
     def targets(self, run: RunId) -> TargetsReply:
         """What stands about the targets of a run. Raises NotFoundError for a run that is neither declared nor held."""
+        ...
+
+    async def plan(self, run: RunId) -> PlanReply:
+        """What would be folded, cut and dropped now, and why. Raises NotFoundError for an unknown run."""
         ...
 
     async def collect(self, request: CollectRequest) -> CollectReply:

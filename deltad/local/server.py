@@ -119,6 +119,7 @@ class LocalServer:
             (post, "/v1/runs/{run}/verify", self._verify),
             (get, "/v1/runs/{run}/target", self._targets),
             (post, "/v1/runs/{run}/target", self._move_target),
+            (get, "/v1/runs/{run}/plan", self._plan),
             (post, "/v1/collect", self._collect),
             (get, "/v1/runs/{run}/fleet", self._fleet_view),
             (get, "/v1/objects/{digest}", self._object),
@@ -242,6 +243,10 @@ class LocalServer:
         if body.version:
             parse_version(body.version)
         return _json(await self._operations.verify(run, body))
+
+    async def _plan(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        return _json(await self._operations.plan(_run(request)))
 
     async def _targets(self, request: web.Request) -> web.StreamResponse:
         _query(request)

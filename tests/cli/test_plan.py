@@ -1,8 +1,10 @@
-"""`deltad plan graph --simulate` says what a run would cost, and what was decided in its last day."""
+"""`deltad plan graph` says what a daemon would do and why, or what a run would cost in a scenario."""
 
 from __future__ import annotations
 
+from tests.cli.host import Host
 from tests.cli.terminal import Deltad
+from tests.kit.versions import Lineage
 
 SHORT = ("plan", "graph", "--simulate", "--days", 2, "--weights", "1GiB", "--anchor", "512MiB", "--delta", "40MiB")
 
@@ -34,5 +36,17 @@ def test_coded_by_context_nothing_folds(deltad: Deltad) -> None:
 
 
 def test_what_cannot_be_simulated_is_refused(deltad: Deltad) -> None:
-    deltad("plan", "graph").assert_refused(64, "--simulate")
+    deltad("plan", "graph", "policy", "--simulate").assert_refused(64, "either a run")
     deltad(*SHORT, "--disk", "12GB").assert_refused(64, "12GB", "a size such as '512MiB'")
+
+
+async def test_a_daemon_says_what_it_would_make_why_and_what_has_to_wait(host: Host, lineage: Lineage) -> None:
+    told = (await host.deltad("plan", "graph", "policy")).out
+    assert "1.00 MiB a second; 3.00 MiB are left of it now" in told
+    (fold,) = [line for line in told.splitlines() if "fold v000001" in line]
+    assert fold.split()[-1] == "now"
+    assert "2 versions on the ladder" in fold
+    assert "no work is left" in told
+    reply = (await host.deltad("plan", "graph", "--json")).reply
+    assert [one["put_off"] for one in reply["decided"]] == ["", "no work is left"]
+    (await host.deltad("plan", "graph", "nobody")).assert_refused(66, "nobody")

@@ -77,7 +77,7 @@ class Host:
         self.store = Store.open(home / "store")
         self.lineage.fill(self.store)
         self.metrics = Metrics.create(deltad.__version__)
-        self.versions = Versions(self.store, self.lineage.versions[0].run, choose())
+        self.versions = Versions(self.store, self.lineage.versions[0].run, choose(), daemon="a")
         self.fleet = Fleet("a", "boot-1")
         self.asked = Asked()
         self.deriving = Deriving(self.store, self.config, self.metrics, planner=self.asked)
@@ -195,3 +195,18 @@ async def test_a_daemon_looks_after_all_of_its_runs(host: Host) -> None:
     node = Node(host.config, host.store)
     await node.derive_now()
     assert {kind for kind, _, _ in host.derived()} == {EdgeKind.SKIP_DELTA}
+
+
+async def test_what_would_be_done_is_told_without_doing_or_spending_anything(host: Host) -> None:
+    host.asked.actions = [Fold(host.name(1), host.name(3), (), "for the ladder")]
+    host.asked.put_off = (PutOff(CutAnchor(host.name(9), "joining takes too much"), "no work is left"),)
+    host.asked.work = 1 << 40
+    before = host.versions.records.derived()
+    for _ in range(2):
+        told = await host.deriving.explain(host.versions, host.view())
+        assert [(one.what, one.why, one.put_off) for one in told.decided] == [
+            ("fold v000001 → v000003", "for the ladder", ""),
+            ("cut an anchor of v000009", "joining takes too much", "no work is left"),
+        ]
+        assert (told.making, told.rate, told.saved) == ("", 1024, 5 * 1024)
+    assert host.versions.records.derived() == before

@@ -39,7 +39,7 @@ class Host:
         self.store = Store.open(home / "store")
         lineage.fill(self.store)
         self.changed = asyncio.Event()
-        self.versions = Versions(self.store, lineage.versions[0].run, choose(), on_change=self.changed.set)
+        self.versions = Versions(self.store, lineage.versions[0].run, choose(), daemon="a", on_change=self.changed.set)
         self.slow = Slow(self.versions, self.store)
 
     def way(self) -> tuple[str, ...] | None:

@@ -17,12 +17,14 @@ from deltad.client import Client
 from deltad.client.messages import (
     CollectReply,
     CollectRequest,
+    Decided,
     Explanation,
     ExportReply,
     ExportRequest,
     NextReply,
     PinInfo,
     PinReply,
+    PlanReply,
     PublishReply,
     PublishRequest,
     RegionReport,
@@ -159,6 +161,14 @@ class MemoryOperations:
         latest = versions[-1].version if versions else ""
         target = Target(request.version or latest, request.fleet, by, request.why, 1_700_000_000.0, "a", 1)
         return self.move_reply or TargetReply(run, target, latest, changed=True)
+
+    async def plan(self, run: RunId) -> PlanReply:
+        self.versions(run)
+        decided = (
+            Decided("bf16", "fold v000001 → v000003", "2 versions on the ladder"),
+            Decided("bf16", "cut an anchor of v000003", "joining takes too much", "no work is left"),
+        )
+        return PlanReply(run, decided, "", 1 << 20, 3 << 20)
 
     def targets(self, run: RunId) -> TargetsReply:
         self.versions(run)

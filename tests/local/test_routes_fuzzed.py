@@ -20,9 +20,12 @@ SEGMENTS = st.one_of(
     st.binary(max_size=6).map(lambda data: quote(data, safe="")),
     st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="?#"), max_size=8),
 )
+WORDS = ["versions", "latest", "fleet", "publish", "pull", "target", "plan"]
 PATHS = st.one_of(
     st.builds(
-        "/v1/runs/{}/{}".format, SEGMENTS, st.sampled_from(["versions", "latest", "fleet", "publish", "pull", "target"])
+        "/v1/runs/{}/{}".format,
+        SEGMENTS,
+        st.sampled_from(["versions", "latest", "fleet", "publish", "pull", "target", "plan"]),
     ),
     st.builds("/v1/runs/{}/{}/{}".format, SEGMENTS, st.sampled_from(["versions", "records", "edges"]), SEGMENTS),
     st.builds("/v1/runs/{}/versions/{}/pin".format, SEGMENTS, SEGMENTS),

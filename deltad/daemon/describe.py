@@ -21,7 +21,7 @@ def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note) 
     return VersionInfo(
         run=record.run,
         version=str(record.version),
-        parent="" if record.parent is None else str(record.parent),
+        parent=_parent(record),
         identity=record.identity,
         source=record.source,
         variant=variant.name,
@@ -41,6 +41,13 @@ def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note) 
         coder=note.coder or coder_names(manifest.coders),
         coder_reason=note.coder_reason,
     )
+
+
+def _parent(record: VersionRecord) -> str:
+    """The version that it was made from: with its run where that is another one; empty for none."""
+    if record.parent is None:
+        return ""
+    return f"{record.parent_run}/{record.parent}" if record.parent_run else str(record.parent)
 
 
 def coder_names(coders: Sequence[int]) -> str:

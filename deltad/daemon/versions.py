@@ -23,14 +23,13 @@ from deltad.delta.backend import Backend
 from deltad.delta.layout import decode_layout
 from deltad.delta.record import VersionRecord
 from deltad.errors import FormatError, IntegrityError, NotFoundError, UsageError
+from deltad.store.leases import READ_SECONDS
 from deltad.store.mirror import Mirror
 from deltad.store.store import Store
 from deltad.types import Digest, RunId, Variant, Version
 
 log = structlog.get_logger()
 
-READ_SECONDS = 24 * 3600.0
-"""How long one read of a version may take, at most."""
 TAIL = 16
 """Edges behind the mirror's generation at which it advances."""
 

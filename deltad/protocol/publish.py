@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from deltad.delta.record import VersionRecord
 from deltad.errors import ConflictError
+from deltad.types import RunId
 
 
 def check_successor(latest: VersionRecord | None, record: VersionRecord) -> None:
@@ -15,12 +16,7 @@ def check_successor(latest: VersionRecord | None, record: VersionRecord) -> None
     if latest is None:
         return
     if record.version.epoch < latest.version.epoch:
-        raise ConflictError(
-            f"{record.id}",
-            expected=f"a publisher of epoch {latest.version.epoch}",
-            found=f"one of epoch {record.version.epoch}",
-            hint="another trainer has opened the run since; restart this one to open a new epoch",
-        )
+        raise _overtaken(f"{record.id}", latest, record.version.epoch)
     if record.version <= latest.version:
         raise ConflictError(
             f"{record.id}",
@@ -35,6 +31,25 @@ def check_successor(latest: VersionRecord | None, record: VersionRecord) -> None
             found=str(record.sequence),
             hint="the record is a replay, or the publisher lost its state",
         )
+
+
+def check_writer(run: RunId, latest: VersionRecord | None, epoch: int) -> None:
+    """Raise ConflictError unless a publisher that says it writes in `epoch` of a run may still do so."""
+    newest = latest.version.epoch if latest else 1
+    if latest is not None and epoch < newest:
+        raise _overtaken(f"run {run}", latest, epoch)
+    if epoch > newest:
+        raise ConflictError(f"run {run}", expected=f"an epoch up to {newest}, the newest one", found=f"epoch {epoch}")
+
+
+def _overtaken(thing: str, latest: VersionRecord, epoch: int) -> ConflictError:
+    return ConflictError(
+        thing,
+        expected=f"a publisher of epoch {latest.version.epoch}, which is at {latest.version}",
+        found=f"one of epoch {epoch}",
+        hint="another trainer has opened the run since; stop this one, or let it open an epoch of its own "
+        "(`--resume-from`)",
+    )
 
 
 def check_same(known: VersionRecord, record: VersionRecord) -> None:

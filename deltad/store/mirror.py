@@ -15,6 +15,7 @@ import re
 import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,24 @@ class Mirror:
                     return self._compare(record, layout, writer)
             finally:
                 remove_tree(scratch, self._files)
+
+    @contextmanager
+    def state(self, record: VersionRecord) -> Iterator[Weights]:
+        """The weights of a version: the generation where it is that one, else rebuilt aside and removed again.
+
+        Nobody else waits while they are read. Raises IntegrityError if what is rebuilt is not the version's; a
+        generation was checked when it was written, and whoever reads all of it sums it again.
+        """
+        layout = self.layout(record)
+        scratch = self._store.scratch / f"state-{self._run.run}-{record.version}-{uuid.uuid4().hex}"
+        directory = self.generations().get(record.version)
+        try:
+            if directory is None:
+                self.export(record, scratch)
+            with open_checkpoint(directory or scratch) as checkpoint:
+                yield Aligned(layout, checkpoint)
+        finally:
+            remove_tree(scratch, self._files)
 
     def sums(self, record: VersionRecord) -> U64:
         """The published element sums of a version, shape [tensors, 2]."""

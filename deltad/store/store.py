@@ -141,6 +141,10 @@ class Store:
                 )
             return self._runs[run]
 
+    def find_run(self, run: RunId) -> RunStore | None:
+        """The run's records, if it has a directory here or was asked for. Waits for nobody."""
+        return self._runs.get(run)
+
     def exports(self) -> Path:
         """Where checkpoints that were handed to engines live."""
         return self.path / "exports"

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from deltad.delta.manifest import EdgeKind
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
-from deltad.types import Digest, Version
+from deltad.types import Digest, Version, VersionId
 
 
 class Holdings(Protocol):
@@ -24,6 +24,9 @@ class Holdings(Protocol):
         """The newest version of the run."""
 
     def record(self, version: Version) -> VersionRecord | None: ...
+
+    def elsewhere(self, version: VersionId) -> VersionRecord | None:
+        """A version of another run."""
 
     def size(self, digest: Digest) -> int | None:
         """Size in bytes of an object that is held."""
@@ -67,6 +70,19 @@ class Graph:
         variants = () if record is None else record.variants
         return next((v.root for v in variants if v.name == variant), None)
 
+    def base_root(self, record: VersionRecord, edge: EdgeRef, variant: str) -> bytes | None:
+        """The root of the version that an edge starts from, where that is known: for a fork, held in its own run."""
+        base = record.base(edge)
+        if base is None or base.run == record.run:
+            return None if base is None else self.root(base.version, variant)
+        found = self.holdings.elsewhere(base)
+        return next((v.root for v in found.variants if v.name == variant), None) if found else None
+
+    def awaited(self) -> frozenset[VersionId]:
+        """The versions of other runs from which forks that were seen lead on, and which are not held."""
+        bases = (base for record in self.seen.values() for base in record.bases_elsewhere)
+        return frozenset(base for base in bases if self.holdings.elsewhere(base) is None)
+
     def ways(self) -> Ways:
         """The chain to the newest version that can be reached; empty if there is none."""
         latest = self.holdings.latest()
@@ -85,7 +101,8 @@ class Graph:
             chain[version] = way.edges
             if way.unknown is not None:
                 unknown.add(way.unknown)
-            todo += (edge.base for edge in way.edges.values() if edge.base is not None)
+            if not self.seen[version].parent_run:  # a fork starts in another run
+                todo += (edge.base for edge in way.edges.values() if edge.base is not None)
         return Ways(dict(sorted(chain.items())), frozenset(unknown))
 
     def _way(self, record: VersionRecord, ways: Mapping[Version, _Way | None], latest: Version | None) -> _Way | None:
@@ -112,8 +129,13 @@ class Graph:
         unknown: Version | None = None
         for edge in usable:
             base = edge.base
-            # The base of a fork's first version belongs to another run, which is not pulled here.
-            if base is None or record.parent_run or base in self.refused:
+            if base is None:
+                continue
+            if record.parent_run:
+                if self.base_root(record, edge, variant.name) is not None:
+                    return _Way({variant.name: edge}, replays_anchor=False)
+                continue  # the run that it forks is not pulled here, or not that far
+            if base in self.refused:
                 continue
             if self.holdings.record(base) is not None:
                 if self.root(base, variant.name) is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from deltad.store.disk import FileSystem, make_directory, remove_tree, store_err
 from deltad.store.path import Path as EdgePath
 from deltad.store.runs import RunStore
 from deltad.store.store import Store
-from deltad.types import Digest, Variant, Version
+from deltad.types import Digest, Variant, Version, VersionId
 
 _GENERATION = re.compile(r"e([0-9]{6,})-v([0-9]{6,})", re.ASCII)
 _WINDOW_BYTES = 8 << 20
@@ -65,9 +65,20 @@ class Mirror:
                 found[Version(int(match[1]), int(match[2]))] = self._directory / entry.name
         return found
 
+    def _starts(self) -> dict[VersionId, Path]:
+        """The generations to build from: of the run and, for a fork, of those that it starts from.
+
+        The latter are not ours: their own mirror lets go of them at any time, or advances.
+        """
+        starts = {VersionId(self._run.run, version): path for version, path in self.generations().items()}
+        for run in self._run.graph.runs(self._variant):
+            other = Mirror(self._store, self._store.run(run), self._variant, self._backend)
+            starts |= {VersionId(run, version): path for version, path in other.generations().items()}
+        return starts
+
     def tail(self, record: VersionRecord) -> int:
         """How many edges lie between the nearest generation (or anchor) and `record`."""
-        return len(self._path(record).hops)
+        return len(self._path(record, self._starts()).hops)
 
     def advance(self, record: VersionRecord) -> Path:
         """Make `record`'s version the base generation and drop the older ones; returns its directory."""
@@ -101,7 +112,8 @@ class Mirror:
         with self._lock:
             try:
                 with CheckpointWriter(scratch, layout, files=self._files) as writer:
-                    self._write_weights(self._path(record), layout, writer)
+                    starts = self._starts()
+                    self._write_weights(self._path(record, starts), starts, layout, writer)
                     return self._compare(record, layout, writer)
             finally:
                 remove_tree(scratch, self._files)
@@ -135,29 +147,36 @@ class Mirror:
         data = self._store.read(Digest(record.variant(self._variant).layout))
         return decode_layout(data, limits=self._store.limits)
 
-    def _path(self, record: VersionRecord) -> EdgePath:
-        return self._run.path(record, self._variant, self.generations())
+    def _path(self, record: VersionRecord, starts: Collection[VersionId]) -> EdgePath:
+        mine = [start.version for start in starts if start.run == self._run.run]
+        elsewhere = [start for start in starts if start.run != self._run.run]
+        return self._run.path(record, self._variant, mine, elsewhere=elsewhere)
 
     def _build(self, record: VersionRecord, directory: Path) -> Digest:
-        path = self._path(record)
-        try:
-            return self._build_along(path, record, directory)
-        except (IntegrityError, CheckpointError, FormatError):
-            if path.start is None:
-                raise
-            # The generation that it started from is damaged, so that sums come out wrong or a delta cannot be
-            # read beside it. The deltas and the anchor are still checked byte by byte: build from those, and
-            # let go of the generation.
-            _discard(self.generations()[path.start], self._files)
-            return self._build_along(self._path(record), record, directory)
+        starts = self._starts()
+        while True:
+            path = self._path(record, starts)
+            try:
+                return self._build_along(path, starts, record, directory)
+            except (IntegrityError, CheckpointError, FormatError):
+                if path.start is None:
+                    raise
+                # The generation that it started from is damaged, so that sums come out wrong or a delta cannot be
+                # read beside it; or it was another run's and is gone. The deltas and the anchor are still checked
+                # byte by byte: build from those, and let go of a generation of our own.
+                generation = starts.pop(path.start)
+                if path.start.run == self._run.run and self._files.entry(generation) is not None:
+                    _discard(generation, self._files)
 
-    def _build_along(self, path: EdgePath, record: VersionRecord, directory: Path) -> Digest:
+    def _build_along(
+        self, path: EdgePath, starts: Mapping[VersionId, Path], record: VersionRecord, directory: Path
+    ) -> Digest:
         layout = self.layout(record)
         partial = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
         make_directory(partial, self._files)
         try:
             with CheckpointWriter(partial, layout, files=self._files) as writer:
-                root = self._write(path, record, writer)
+                root = self._write(path, starts, record, writer)
             self._files.rename(partial, directory)
             self._files.sync_directory(directory.parent)
         except OSError as error:
@@ -166,10 +185,12 @@ class Mirror:
             remove_tree(partial, self._files)
         return root
 
-    def _write(self, path: EdgePath, record: VersionRecord, writer: CheckpointWriter) -> Digest:
+    def _write(
+        self, path: EdgePath, starts: Mapping[VersionId, Path], record: VersionRecord, writer: CheckpointWriter
+    ) -> Digest:
         """Write, sum and finish a whole checkpoint; returns its root. Raises IntegrityError."""
         layout = writer.layout
-        self._write_weights(path, layout, writer)
+        self._write_weights(path, starts, layout, writer)
         root, wrong = self._compare(record, layout, writer)
         if wrong:
             raise IntegrityError(
@@ -183,9 +204,11 @@ class Mirror:
         writer.finish()
         return root
 
-    def _write_weights(self, path: EdgePath, layout: Layout, writer: CheckpointWriter) -> None:
+    def _write_weights(
+        self, path: EdgePath, starts: Mapping[VersionId, Path], layout: Layout, writer: CheckpointWriter
+    ) -> None:
         if path.start is not None:
-            with open_checkpoint(self.generations()[path.start]) as base:
+            with open_checkpoint(starts[path.start]) as base:
                 _copy(layout, Aligned(layout, base), writer, self._threads)
         for hop in path.hops:
             self._apply(self._run.read_manifest(hop.edge), layout, writer)

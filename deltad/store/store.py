@@ -24,6 +24,7 @@ from deltad.store.disk import (
     store_error,
     write_durably,
 )
+from deltad.store.forks import Forks
 from deltad.store.leases import Leases
 from deltad.store.objects import ObjectReader, ObjectStore
 from deltad.store.packs import Packs
@@ -56,6 +57,7 @@ class Store:
         )
         self.clock = clock
         self.leases = Leases(clock)
+        self._forks = Forks()
         self._runs: dict[RunId, RunStore] = {}
 
     @classmethod
@@ -138,6 +140,8 @@ class Store:
                     files=self.files,
                     leases=self.leases,
                     clock=self.clock,
+                    forks=self._forks,
+                    find_run=self.find_run,
                 )
             return self._runs[run]
 

@@ -14,7 +14,7 @@ from deltad.delta.record import VersionRecord
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.protocol.pull import Commit, Decision, Fetch, FetchRecord, ListVersions, Load, Pull, PullPolicy, Wait
 from deltad.protocol.pull_plan import check_arrival
-from deltad.types import Digest, RunId, Version
+from deltad.types import Digest, RunId, Version, VersionId
 from tests.kit.versions import Published
 
 
@@ -24,12 +24,17 @@ class MemoryHoldings:
 
     records: dict[Version, VersionRecord] = field(default_factory=dict)
     objects: dict[Digest, bytes] = field(default_factory=dict)
+    others: dict[VersionId, VersionRecord] = field(default_factory=dict)
+    """Versions of other runs."""
 
     def latest(self) -> Version | None:
         return max(self.records, default=None)
 
     def record(self, version: Version) -> VersionRecord | None:
         return self.records.get(version)
+
+    def elsewhere(self, version: VersionId) -> VersionRecord | None:
+        return self.others.get(version)
 
     def size(self, digest: Digest) -> int | None:
         data = self.objects.get(digest)

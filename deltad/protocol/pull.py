@@ -511,7 +511,9 @@ class Pull:
     def _first_awaited(self) -> NotFoundError | None:
         """What a fork starts from, where nothing else leads to it and that is not held."""
         base = min(self._awaited, default=None)
-        return base and NotFoundError(
+        if base is None:
+            return None
+        return NotFoundError(
             f"{self.peer}: {VersionId(self.run, min(self._seen))}",
             expected=f"{base}, from which it forks, or an anchor",
             found="neither",

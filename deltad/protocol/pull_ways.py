@@ -125,17 +125,13 @@ class Graph:
     ) -> _Way | None:
         usable = [edge for edge in variant.edges if edge.manifest not in self.lacking]
         anchor = next((edge for edge in usable if edge.kind is EdgeKind.ANCHOR), None)
+        if record.parent_run:
+            return self._fork_way(record, variant, usable, anchor)
         from_older_anchor: EdgeRef | None = None
         unknown: Version | None = None
         for edge in usable:
             base = edge.base
-            if base is None:
-                continue
-            if record.parent_run:
-                if self.base_root(record, edge, variant.name) is not None:
-                    return _Way({variant.name: edge}, replays_anchor=False)
-                continue  # the run that it forks is not pulled here, or not that far
-            if base in self.refused:
+            if base is None or base in self.refused:
                 continue
             if self.holdings.record(base) is not None:
                 if self.root(base, variant.name) is not None:
@@ -155,3 +151,12 @@ class Graph:
             return _Way({}, replays_anchor=False, unknown=unknown)
         best = anchor or from_older_anchor
         return None if best is None else _Way({variant.name: best}, replays_anchor=True)
+
+    def _fork_way(
+        self, record: VersionRecord, variant: VariantRecord, usable: list[EdgeRef], anchor: EdgeRef | None
+    ) -> _Way | None:
+        """A fork is reached from what is held of the run that it forks, whatever that run is being pulled to."""
+        for edge in usable:
+            if self.base_root(record, edge, variant.name) is not None:
+                return _Way({variant.name: edge}, replays_anchor=False)
+        return None if anchor is None else _Way({variant.name: anchor}, replays_anchor=True)

@@ -81,12 +81,16 @@ class PublishOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a version goes: its name and sequence, the version that it is made from, and a mirror of that one's run."""
+    """Where a version goes: its name and sequence, the version that it is made from, and a mirror of that one's run.
+
+    `left` is the newest of the epoch before where another version is resumed from.
+    """
 
     version: Version
     sequence: int
     parent: VersionRecord | None
     mirror: Mirror
+    left: VersionRecord | None = None
 
 
 class Origin:
@@ -144,7 +148,8 @@ class Origin:
             coding = how.get("coding", UNMEASURED)
             place = _Place(version, latest.sequence + 1 if latest else 1, latest, self._mirror)
             if begun is not None:
-                place = replace(place, parent=begun, mirror=self._mirror_of(begun))
+                left = None if latest == begun else latest
+                place = replace(place, parent=begun, mirror=self._mirror_of(begun), left=left)
             record = self._encode(checkpoint, place, how.get("identity", ""), coding.mode)
             checkpoint.check_unchanged()
             if how.get("if_changed") and latest is not None and _same_variants(record, latest):
@@ -244,15 +249,9 @@ class Origin:
         self._store.put(checkpoint.layout.encode())
         for file in checkpoint.layout.files:
             self._store.put(checkpoint.file_bytes(file.name))
-        manifest = self._encode_edge(checkpoint, place, mode)
-        data = encode(manifest)
+        manifests = self._encode_edges(checkpoint, place, mode)
+        edges = tuple(self._put_manifest(manifest) for manifest in manifests)
         layout = checkpoint.layout
-        edge = EdgeRef(
-            kind=manifest.kind,
-            base=None if manifest.base is None else manifest.base.version,
-            manifest=self._store.put(data),
-            size=len(data),
-        )
         return VersionRecord(
             format=FORMAT,
             least_reader=FORMAT,
@@ -261,13 +260,34 @@ class Origin:
             parent=place.parent.version if place.parent else None,
             sequence=place.sequence,
             variants=(
-                VariantRecord(self._variant, layout.digest, len(layout.encode()), manifest.target.root, (edge,)),
+                VariantRecord(self._variant, layout.digest, len(layout.encode()), manifests[0].target.root, edges),
             ),
             parent_run=place.parent.run if place.parent and place.parent.run != self._run.run else "",
             identity=identity,
             created_ns=time.time_ns(),
             source=checkpoint.directory.name,
         )
+
+    def _put_manifest(self, manifest: Manifest) -> EdgeRef:
+        data = encode(manifest)
+        base = None if manifest.base is None else manifest.base.version
+        return EdgeRef(manifest.kind, base, self._store.put(data), len(data))
+
+    def _encode_edges(self, checkpoint: Checkpoint, place: _Place, mode: Mode) -> list[Manifest]:
+        """The edge from the parent first. One from the newest of the epoch before leads on whoever lacks the parent."""
+        first = self._encode_edge(checkpoint, place, mode)
+        left = place.left
+        if left is None or first.kind is EdgeKind.ANCHOR:
+            return [first]
+        if self._mirror.layout(left).table_digest != checkpoint.layout.table_digest:
+            return [first]
+        try:
+            second = self._delta_from_any_baseline(checkpoint, place, left, mode)
+        except (IntegrityError, NotFoundError) as error:
+            log.warning("no_edge_from_newest", run=self._run.run, newest=str(left.version), error=str(error))
+            return [first]
+        # One that is as large as an anchor helps nobody.
+        return [first] if may_win(second.chunk_bytes, checkpoint.layout.weight_bytes) else [first, second]
 
     def _encode_edge(self, checkpoint: Checkpoint, place: _Place, mode: Mode) -> Manifest:
         version, parent = place.version, place.parent

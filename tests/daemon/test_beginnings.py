@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from deltad.daemon.origin import Origin
+from deltad.daemon.versions import Versions
 from deltad.delta.backend import choose
 from deltad.delta.layout import Layout, TensorSpec
 from deltad.delta.manifest import EdgeKind, Manifest
@@ -77,6 +78,24 @@ def test_a_resumed_run_goes_on_from_the_version_that_was_named(trainer: Trainer)
     assert (following.version, following.parent) == (Version(2, 3), Version(2, 2))
     assert trainer.export(following.version).equals(later)
     assert trainer.export(Version(1, 5)).equals(trainer.weights)
+
+
+def test_whoever_lacks_the_version_resumed_from_is_led_on_from_the_newest_one(trainer: Trainer) -> None:
+    record = trainer.origin.publish(
+        trainer.write(2, resumed(trainer)), 2, begin_from=VersionId(RUN, Version(1, 1))
+    ).record
+    assert [edge.base for edge in record.variants[0].edges] == [Version(1, 1), Version(1, 5)]
+    versions = Versions(trainer.store, RUN, choose())
+    for served in (Version(1, 1), Version(1, 5)):
+        reply = versions.next_for(VARIANT, served)
+        assert reply is not None
+        assert [(step.base, step.version) for step in reply.steps] == [(str(served), "v000002@e2")]
+        assert reply.steps[0].root == record.variants[0].root.hex()
+    trainer.mirror.advance(trainer.run.record(Version(1, 5)))
+    assert trainer.mirror.tail(record) == 1
+    assert trainer.export(record.version).equals(resumed(trainer))
+    resumed_at_newest = trainer.origin.publish(trainer.write(3), 3, begin_from=record.id).record
+    assert [edge.base for edge in resumed_at_newest.variants[0].edges] == [record.version]
 
 
 def test_the_same_resume_twice_opens_one_epoch_and_other_bytes_another(trainer: Trainer) -> None:

@@ -100,7 +100,7 @@ def test_the_other_region_follows_a_resume_and_a_fork_by_small_deltas(regions: R
     regions.c.start()
     with pytest.raises(NotFoundError, match=r"fork/v000000: expected r/v000001, from which it forks.*pull run r too"):
         regions.c.client.pull("fork", 1.0)
-    assert "r/v000001, from which it forks" in regions.c.client.status().region.runs["fork"].activity
+    assert "r/v000001, from which it forks" in regions.c.client.status().upstreams[0].activity
     regions.c.stop()
     regions.c.config.write_text(regions.c.config.read_text().replace('["fork"]', '["r", "fork"]'))
     regions.c.start()

@@ -124,15 +124,16 @@ class Versions:
             return await asyncio.to_thread(self._verify, record)
 
     async def advance_mirror(self) -> None:
-        """Let the mirror catch up if its tail has grown long. Off the path of any commit."""
+        """Let the mirrors catch up whose tails have grown long. Off the path of any commit."""
         record = self.records.latest()
         if record is None:
             return
-        mirror = self.mirror(Variant(record.variants[0].name))
-        if await asyncio.to_thread(mirror.tail, record) > TAIL:
-            with self._reading(record.version, "the mirror"):
-                await asyncio.to_thread(mirror.advance, record)
-            log.info("mirror_advanced", run=self.run, version=str(record.version))
+        for variant in record.variants:
+            mirror = self.mirror(Variant(variant.name))
+            if await asyncio.to_thread(mirror.tail, record) > TAIL:
+                with self._reading(record.version, "the mirror"):
+                    await asyncio.to_thread(mirror.advance, record)
+                log.info("mirror_advanced", run=self.run, version=str(record.version), variant=variant.name)
 
     def next_for(self, variant: Variant, served: Version | None) -> NextReply | None:
         """What a replica should do that serves `served`; None while that is the newest."""

@@ -112,6 +112,7 @@ class Lineage:
     seed: int = 0
     limits: Limits = SMALL_CHUNKS
     mode: Mode = "blind"
+    variant: str = "bf16"
     forks: Published | None = None
     versions: list[Published] = field(default_factory=list)
 
@@ -150,7 +151,11 @@ class Lineage:
             sequence=len(self.versions) + 1,
             variants=(
                 VariantRecord(
-                    "bf16", layout.digest, len(layout.encode()), edges[0][1].target.root, tuple(ref for ref, _ in edges)
+                    self.variant,
+                    layout.digest,
+                    len(layout.encode()),
+                    edges[0][1].target.root,
+                    tuple(ref for ref, _ in edges),
                 ),
             ),
         )
@@ -204,7 +209,7 @@ class Lineage:
             least_reader=FORMAT,
             kind=kind,
             run=self.run,
-            variant="bf16",
+            variant=self.variant,
             layout=layout.digest,
             base=state,
             target=State(version, encoder.root),
@@ -218,6 +223,12 @@ class Lineage:
         data = encode(manifest)
         objects[sha256(data)] = data
         return EdgeRef(kind, None if before is None else before.version, sha256(data), len(data)), manifest
+
+
+def joined(first: Published, second: Published) -> Published:
+    """One version with the variants of both."""
+    made = forge(first, variants=(*first.record.variants, *second.record.variants))
+    return replace(made, objects=first.objects | second.objects, chunks=first.chunks | second.chunks)
 
 
 def forge(published: Published, **changes: object) -> Published:

@@ -48,7 +48,8 @@ class VersionInfo(msgspec.Struct, frozen=True):
     """One version as a daemon holds it. `pulled_bytes` is all that this daemon fetched for it.
 
     `coder` is how its edge is coded: where it was published here, the mode, and `coder_reason` says why it
-    was chosen; elsewhere, the coder of its frames. Empty where nothing is coded.
+    was chosen; elsewhere, the coder of its frames. Empty where nothing is coded. All is told of the first variant;
+    `others` has the roots of those after it, by name.
     """
 
     run: str
@@ -72,6 +73,7 @@ class VersionInfo(msgspec.Struct, frozen=True):
     seconds: Seconds = Seconds()
     coder: str = ""
     coder_reason: str = ""
+    others: dict[str, str] = {}
 
 
 class ReplicaReport(msgspec.Struct, frozen=True):

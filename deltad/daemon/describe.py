@@ -40,6 +40,7 @@ def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note) 
         seconds=note.seconds,
         coder=note.coder or coder_names(manifest.coders),
         coder_reason=note.coder_reason,
+        others={other.name: other.root.hex() for other in record.variants[1:]},
     )
 
 

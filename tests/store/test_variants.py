@@ -79,6 +79,14 @@ def test_a_replica_of_either_variant_is_led_on_by_deltas(place: Place) -> None:
         ]
 
 
+def test_a_description_names_the_roots_of_both(place: Place) -> None:
+    info = Versions(place.store, RUN, choose()).latest()
+    assert info is not None
+    record = place.run.record(Version(1, 6))
+    assert (info.variant, info.root) == (WIDE, record.variant(WIDE).root.hex())
+    assert info.others == {NARROW: record.variant(NARROW).root.hex()}
+
+
 def test_a_version_stays_while_either_variant_needs_it(place: Place) -> None:
     collect(place.store, {RUN: Retention(versions=1)})
     assert place.way(WIDE, 6) == [1, 2, 3, 4, 5, 6]

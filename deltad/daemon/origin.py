@@ -192,8 +192,7 @@ class Origin:
             return None
         first = next(record for record in self._run.records() if record.version.epoch == version.epoch)
         again = (first.version, first.parent, first.parent_run) == (version, base.version, base.run if forks else "")
-        # An epoch that the base lies in was not opened from it.
-        if again and (forks or base.version.epoch < version.epoch) and self._root(checkpoint) == self._root_of(first):
+        if again and self._root(checkpoint) == self._root_of(first):
             return first
         if forks:
             raise ConflictError(

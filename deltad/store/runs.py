@@ -362,7 +362,7 @@ class RunStore:
         return self._whole.missing(record, variant, edge, held, unasked=unasked)
 
     def _held(self, base: VersionId) -> VersionRecord | None:
-        """A version of this run, or one of another that a fork starts from. Not to be called with the lock held."""
+        """A version of this run, or one of another that this one forks, and which never waits for this one."""
         run = self.sibling(base.run)
         return None if run is None else run.find(base.version)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deltad.daemon.origin import Origin
 from deltad.daemon.versions import Versions
 from deltad.delta.backend import choose
+from deltad.delta.backend.numpy import NumpyBackend
 from deltad.delta.layout import Layout, TensorSpec
 from deltad.delta.manifest import EdgeKind, Manifest
 from deltad.delta.record import VersionRecord
@@ -18,7 +20,7 @@ from deltad.store.garbage import GRACE_SECONDS, collect
 from deltad.store.leases import LEASE_SECONDS
 from deltad.store.retention import Retention
 from deltad.store.store import Store
-from deltad.types import Version, VersionId, parse_run
+from deltad.types import RunId, Version, VersionId, parse_run
 from tests.kit.checkpoints import MODEL, write_checkpoint
 from tests.kit.trainer import RUN, VARIANT, Trainer
 from tests.kit.weights import ArrayWeights
@@ -135,6 +137,40 @@ def test_a_version_that_was_let_go_cannot_be_resumed_from(tmp_path: Path) -> Non
     now += GRACE_SECONDS + LEASE_SECONDS
     collect(trainer.store, {RUN: Retention(versions=1)})
     refused(trainer, NotFoundError, "r/v000001: not held", begin_from=VersionId(RUN, Version(1, 1)))
+
+
+class CollectingBackend(NumpyBackend):
+    """Lets go, at its first frame, of all that a run does not keep."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.gone: list[str] | None = None
+
+    def encode(self, *arguments: Any, **options: Any) -> Any:
+        if self.gone is None:
+            collected = collect(self.trainer.store, {RUN: Retention(versions=1)})
+            self.gone = [found.thing for found in collected.versions if not found.kept]
+        return super().encode(*arguments, **options)
+
+
+@pytest.mark.parametrize("run", [RUN, FORK])
+def test_a_collection_in_the_midst_leaves_the_version_that_is_begun_from(tmp_path: Path, run: RunId) -> None:
+    now = 1000.0
+    trainer = Trainer(tmp_path, store=Store.open(tmp_path / "store", clock=lambda: now))
+    weights = [ArrayWeights.random(MODEL, seed=number) for number in range(4)]
+    for number in range(4):
+        trainer.origin.publish(trainer.write(number, weights[number]), number)
+    now += GRACE_SECONDS + LEASE_SECONDS
+    backend = CollectingBackend(trainer)
+    origin = Origin(trainer.store, run, VARIANT, backend)
+    directory = trainer.write(2, weights[1].changed(0.01, seed=9))
+    record = origin.publish(directory, 2, begin_from=VersionId(RUN, Version(1, 1))).record
+    assert record.parent == Version(1, 1)
+    assert backend.gone == ["r/v000000"], "what is newer than a version that is held stays too"
+    now += GRACE_SECONDS + LEASE_SECONDS
+    collect(trainer.store, {RUN: Retention(versions=1)})
+    held = [record.version for record in trainer.run.records()]
+    assert held == [Version(1, 1), Version(2, 2)] if run == RUN else held == [Version(1, 1), Version(1, 3)]
 
 
 def test_of_two_living_publishers_the_one_of_the_older_epoch_is_refused(trainer: Trainer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deltad.errors import NotFoundError
-from deltad.protocol.pull import Fetch, PullPolicy, Wait
+from deltad.protocol.pull import PullPolicy
 from deltad.types import Digest, Version, VersionId
 from tests.kit.pulling import PullingDaemon
 from tests.kit.versions import Lineage, Published
@@ -90,13 +90,15 @@ def test_a_fork_that_nothing_leads_to_names_the_run_to_pull_and_goes_on_once_tha
 
 
 def test_the_base_of_a_fork_is_no_version_of_its_own_run(other: Lineage) -> None:
-    """The fork's third version has the number of the version that it forks."""
-    fork = fork_of(other.versions[2])
-    daemon = pulling(fork, *other.versions)
-    daemon.notice(fork.versions[-1])
-    daemon.answer(daemon.outstanding[0])
+    """A run that forks another one in its midst, from a version that has the number of one of its own."""
+    run = Lineage("fork", seed=3)
+    for _ in range(3):
+        run.publish()
+    across = Lineage("fork", seed=4, forks=other.versions[1])
+    run.versions.append(across.publish(number=4))
+    daemon = pulling(run, *other.versions)
+    for published in run.versions:
+        daemon.pull.record_seen(published.data, daemon.now)
     daemon.finish()
-    assert daemon.commits == [Version(1, 1), Version(1, 2), Version(1, 3)]
-    *decisions, last = daemon.pull.decide(daemon.now)
-    assert isinstance(last, Wait)
-    assert not any(isinstance(decision, Fetch) for decision in decisions)
+    assert daemon.commits == [Version(1, 4)]
+    assert not daemon.fetches.keys() & run.versions[1].objects.keys() - run.versions[3].objects.keys()

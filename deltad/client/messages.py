@@ -60,7 +60,8 @@ class VersionInfo(msgspec.Struct, frozen=True):
     `coder` is how its edge is coded: where it was published here, the mode, and `coder_reason` says why it
     was chosen; elsewhere, the coder of its frames. Empty where nothing is coded. `kind`, `base` and what is
     counted are those of the edge over which it is held here, which may be one that was derived. `sequence` grows
-    by one with every version of the run, held here or not.
+    by one with every version of the run, held here or not. All is told of the first variant; `others` has the roots of
+    those after it, by name.
     """
 
     run: str
@@ -87,6 +88,7 @@ class VersionInfo(msgspec.Struct, frozen=True):
     base: str = ""
     sequence: int = 0
     pin: PinInfo | None = None
+    others: dict[str, str] = {}
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -255,16 +257,29 @@ class StatusView(msgspec.Struct, frozen=True):
     scrub: ScrubView = ScrubView()
 
 
+class RunVersion(msgspec.Struct, frozen=True):
+    """A version of a run that need not be the one that is spoken of."""
+
+    run: str
+    version: str
+
+
 class PublishRequest(msgspec.Struct, frozen=True):
     """Publish a checkpoint directory. Without `number`, it is taken from the directory's name.
 
-    `new_epoch` opens the next epoch, unless the newest version is this very one.
+    `new_epoch` opens the next epoch, unless the newest version is this very one. `resume_from` opens one whose first
+    version is made from that version of the run. `fork_from` begins a run with a version that is made from another
+    run's. `epoch` is the one that the publisher writes in, as the reply to its last publish named it: once another
+    publisher has opened a newer one it is refused; 0 is whichever is the newest.
     """
 
     directory: str
     number: int | None = None
     identity: str = ""
     new_epoch: bool = False
+    resume_from: str = ""
+    fork_from: RunVersion | None = None
+    epoch: int = 0
 
 
 class PublishReply(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note, 
     return VersionInfo(
         run=record.run,
         version=str(record.version),
-        parent="" if record.parent is None else str(record.parent),
+        parent=_parent(record),
         identity=record.identity,
         source=record.source,
         variant=variant.name,
@@ -48,11 +48,19 @@ def describe(run: RunStore, record: VersionRecord, full_bytes: int, note: Note, 
         pin=pin_info(pin),
         base="" if edge.base is None else str(edge.base),
         sequence=record.sequence,
+        others={other.name: other.root.hex() for other in record.variants[1:]},
     )
 
 
 def pin_info(pin: Pin | None) -> PinInfo | None:
     return None if pin is None else PinInfo(pin.by, pin.why, pin.at)
+
+
+def _parent(record: VersionRecord) -> str:
+    """The version that it was made from: with its run where that is another one; empty for none."""
+    if record.parent is None:
+        return ""
+    return f"{record.parent_run}/{record.parent}" if record.parent_run else str(record.parent)
 
 
 def coder_names(coders: Sequence[int]) -> str:

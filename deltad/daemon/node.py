@@ -67,7 +67,7 @@ from deltad.store.mirror import Mirror
 from deltad.store.pins import Pin
 from deltad.store.rederive import Rederiver
 from deltad.store.store import Store
-from deltad.types import RunId, Variant, Version, parse_daemon_name, parse_version
+from deltad.types import RunId, Variant, Version, VersionId, parse_daemon_name, parse_run, parse_version
 
 log = structlog.get_logger()
 
@@ -224,9 +224,10 @@ class Node:
         number = self._number(run, directory) if request.number is None else request.number
         if number < 0:
             raise UsageError(f"version number {number}", expected="0 or more")
-        return await self.publish_checkpoint(
-            run, directory, number, identity=request.identity, new_epoch=request.new_epoch
-        )
+        how: PublishOptions = {"identity": request.identity, "new_epoch": request.new_epoch, "epoch": request.epoch}
+        if (base := _begins_from(run, request)) is not None:
+            how["begin_from"] = base
+        return await self.publish_checkpoint(run, directory, number, **how)
 
     async def pull(self, run: RunId, wait: float) -> VersionInfo | None:
         pullers = [
@@ -493,6 +494,27 @@ class Node:
 
 def _no_baseline(record: VersionRecord) -> None:
     """Where a run is not published, no checkpoint is kept."""
+
+
+def _begins_from(run: RunId, request: PublishRequest) -> VersionId | None:
+    """The version from which a publish opens an epoch or forks. Raises UsageError."""
+    if sum((request.new_epoch, bool(request.resume_from), request.fork_from is not None)) > 1:
+        raise UsageError("a publish", expected="one of new_epoch, resume_from and fork_from", found="several")
+    if request.epoch < 0:
+        raise UsageError(f"epoch {request.epoch}", expected="0 or more")
+    if request.resume_from:
+        return VersionId(run, parse_version(request.resume_from))
+    if request.fork_from is None:
+        return None
+    base = VersionId(parse_run(request.fork_from.run), parse_version(request.fork_from.version))
+    if base.run == run:
+        raise UsageError(
+            f"a fork of {base}",
+            expected="a version of another run",
+            found=f"run {run} itself",
+            hint="to go on from an older version of the run, resume from it",
+        )
+    return base
 
 
 def _collect_reply(collected: Collected) -> CollectReply:

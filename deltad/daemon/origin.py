@@ -9,8 +9,10 @@ and the same checkpoint is simply compared again.
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -29,16 +31,17 @@ from deltad.delta.encoding import encode
 from deltad.delta.layout import Layout
 from deltad.delta.manifest import EdgeKind, Manifest, State
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
-from deltad.delta.weights import hash_weights
+from deltad.delta.weights import Weights, hash_weights
 from deltad.errors import BaseMismatchError, CheckpointError, ConflictError, IntegrityError, NotFoundError
 from deltad.protocol.mode import UNMEASURED, ModeChoice
-from deltad.protocol.publish import is_gap
+from deltad.protocol.publish import check_writer, is_gap
 from deltad.store.disk import remove_tree
 from deltad.store.edge_chunks import store_chunks
+from deltad.store.leases import READ_SECONDS
 from deltad.store.mirror import Mirror
 from deltad.store.needs import unreachable
 from deltad.store.store import Store
-from deltad.types import RunId, Variant, Version
+from deltad.types import Digest, RunId, Variant, Version, VersionId
 
 log = structlog.get_logger()
 
@@ -60,18 +63,36 @@ class PublishOptions(TypedDict, total=False):
     """How to publish.
 
     `identity`: the caller's own name for the version. `new_epoch`: open the next epoch, unless the newest version
-    is this very one. `epoch_on_conflict`: bytes that contradict what was published open the next epoch instead
-    of being refused; those that were published before do not. `if_changed`: weights equal to the newest
-    version's are that version again. `settle`: seconds that the checkpoint was waited for. `coding`: how a
+    is this very one. `begin_from`: open the next epoch with a version that is made from this one or, where it is
+    another run's, begin a run as its fork; what was begun so before is not begun again. `epoch`: the one that the
+    publisher writes in, if it says so. `epoch_on_conflict`: bytes that contradict what was published open the next
+    epoch instead of being refused; those that were published before do not. `if_changed`: weights equal to the
+    newest version's are that version again. `settle`: seconds that the checkpoint was waited for. `coding`: how a
     delta is to be coded.
     """
 
     identity: str
     new_epoch: bool
+    begin_from: VersionId
+    epoch: int
     epoch_on_conflict: bool
     if_changed: bool
     settle: float
     coding: ModeChoice
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a version goes: its name and sequence, the version that it is made from, and a mirror of that one's run.
+
+    `left` is the newest of the epoch before where another version is resumed from.
+    """
+
+    version: Version
+    sequence: int
+    parent: VersionRecord | None
+    mirror: Mirror
+    left: VersionRecord | None = None
 
 
 class Origin:
@@ -102,18 +123,23 @@ class Origin:
         """Make the checkpoint in `directory` version `number` of the run.
 
         Raises CheckpointError, CheckpointChangedError (nothing was published), ConflictError,
-        StoreFullError, StoreError.
+        StoreFullError, StoreError; NotFoundError where it begins from a version that is not held.
         """
         started = time.monotonic()
         with (
             self._store.leases.work(f"the publish of {self._run.run}"),
+            self._beginning(how.get("begin_from")) as begun,
             open_checkpoint(directory, publish_as=self._publish_as, limits=self._store.limits) as checkpoint,
         ):
             require_config(checkpoint)
             latest = self._run.latest()
             version = Version(latest.version.epoch if latest else 1, number)
-            new_epoch = how.get("new_epoch", False)
-            if latest is not None and number <= latest.version.number:
+            if begun is not None and (known := self._begun_before(checkpoint, version, begun, latest)):
+                return Published(known, already=True, seconds=Seconds())
+            if epoch := how.get("epoch", 0):
+                check_writer(self._run.run, latest, epoch)
+            new_epoch = how.get("new_epoch", False) or begun is not None
+            if latest is not None and begun is None and number <= latest.version.number:
                 on_conflict = how.get("epoch_on_conflict", False)
                 known = self._same_as_known(checkpoint, version, new_epoch=new_epoch, on_conflict=on_conflict)
                 if known is not None and (known == latest or not new_epoch):
@@ -122,7 +148,11 @@ class Origin:
             if latest is not None and new_epoch:
                 version = Version(version.epoch + 1, number)
             coding = how.get("coding", UNMEASURED)
-            record = self._encode(checkpoint, version, latest, how.get("identity", ""), coding.mode)
+            place = _Place(version, latest.sequence + 1 if latest else 1, latest, self._mirror)
+            if begun is not None:
+                left = None if latest == begun else latest
+                place = replace(place, parent=begun, mirror=self._mirror_of(begun), left=left)
+            record = self._encode(checkpoint, place, how.get("identity", ""), coding.mode)
             checkpoint.check_unchanged()
             if how.get("if_changed") and latest is not None and _same_variants(record, latest):
                 return Published(latest, already=True, seconds=Seconds())
@@ -131,6 +161,63 @@ class Origin:
         seconds = Seconds(settle=how.get("settle", 0.0), encode=time.monotonic() - started)
         is_anchor = record.variants[0].edges[0].kind is EdgeKind.ANCHOR
         return Published(record, already=False, seconds=seconds, coding=None if is_anchor else coding)
+
+    @contextmanager
+    def _beginning(self, base: VersionId | None) -> Iterator[VersionRecord | None]:
+        """The version that a new epoch, or a fork, begins from; it is kept until what is made from it is durable.
+
+        Raises NotFoundError for one that is not held.
+        """
+        if base is None:
+            yield None
+            return
+        run = self._store.find_run(base.run)
+        if run is None:
+            raise NotFoundError(f"run {base.run}", expected="a run that is held here", found="none of that name")
+        holder = f"the publish of {self._run.run} from {base} ({uuid.uuid4().hex[:8]})"
+        run.lease(holder, base.version, READ_SECONDS)
+        try:
+            yield run.record(base.version)
+        finally:
+            self._store.leases.release(holder)
+
+    def _begun_before(
+        self, checkpoint: Checkpoint, version: Version, base: VersionRecord, latest: VersionRecord | None
+    ) -> VersionRecord | None:
+        """The version with which the newest epoch began from `base`, if it holds these very weights.
+
+        Raises ConflictError for a fork of a run that has begun, CheckpointError for another layout than the base's.
+        """
+        check_same_table(self._mirror_of(base).layout(base), checkpoint, f"{base.id}")
+        forks = base.run != self._run.run
+        if latest is None:
+            return None
+        first = next(record for record in self._run.records() if record.version.epoch == version.epoch)
+        again = (first.version, first.parent, first.parent_run) == (version, base.version, base.run if forks else "")
+        if again and self._root(checkpoint) == self._root_of(first):
+            return first
+        if forks:
+            raise ConflictError(
+                f"a fork of {base.id}",
+                expected=f"a run without versions, as a fork is the first of its run {self._run.run}",
+                found=f"{latest.id}",
+                hint="publish it as another run, or open a new epoch from a version of this one (`--resume-from`)",
+            )
+        return None
+
+    def _mirror_of(self, base: VersionRecord) -> Mirror:
+        if base.run == self._run.run:
+            return self._mirror
+        run = self._store.run(RunId(base.run))
+        return Mirror(self._store, run, self._variant, self._backend, threads=self._threads)
+
+    def _root(self, checkpoint: Checkpoint) -> Digest:
+        sums = sum_weights(checkpoint.layout, checkpoint, self._backend, threads=self._threads)
+        checkpoint.check_unchanged()
+        return root_of(checkpoint.layout, sums)
+
+    def _root_of(self, record: VersionRecord) -> bytes:
+        return record.variant(self._variant).root
 
     def baseline(self, record: VersionRecord) -> Checkpoint | None:
         """The kept checkpoint of a version, if it is still what it was; the caller closes it."""
@@ -157,9 +244,7 @@ class Origin:
                 found=f"{version.number}" + (", where versions lay that the retention let go" if gap else ""),
                 hint="if the trainer resumed from an earlier step, publish with a new epoch (`--new-epoch`)",
             ) from None
-        sums = sum_weights(checkpoint.layout, checkpoint, self._backend, threads=self._threads)
-        root = root_of(checkpoint.layout, sums)
-        checkpoint.check_unchanged()
+        root = self._root(checkpoint)
         if root == known.variant(self._variant).root:
             return known
         if new_epoch or on_conflict:
@@ -171,50 +256,64 @@ class Origin:
             hint="a published version never changes; use another number, or a new epoch (`--new-epoch`)",
         )
 
-    def _encode(
-        self, checkpoint: Checkpoint, version: Version, latest: VersionRecord | None, identity: str, mode: Mode
-    ) -> VersionRecord:
+    def _encode(self, checkpoint: Checkpoint, place: _Place, identity: str, mode: Mode) -> VersionRecord:
         # First of all: if the layout that all versions share was damaged on disk, this mends it.
         self._store.put(checkpoint.layout.encode())
         for file in checkpoint.layout.files:
             self._store.put(checkpoint.file_bytes(file.name))
-        manifest = self._encode_edge(checkpoint, version, latest, mode)
-        data = encode(manifest)
+        manifests = self._encode_edges(checkpoint, place, mode)
+        edges = tuple(self._put_manifest(manifest) for manifest in manifests)
         layout = checkpoint.layout
-        edge = EdgeRef(
-            kind=manifest.kind,
-            base=None if manifest.base is None else manifest.base.version,
-            manifest=self._store.put(data),
-            size=len(data),
-        )
         return VersionRecord(
             format=FORMAT,
             least_reader=FORMAT,
             run=self._run.run,
-            version=version,
-            parent=latest.version if latest else None,
-            sequence=latest.sequence + 1 if latest else 1,
+            version=place.version,
+            parent=place.parent.version if place.parent else None,
+            sequence=place.sequence,
             variants=(
-                VariantRecord(self._variant, layout.digest, len(layout.encode()), manifest.target.root, (edge,)),
+                VariantRecord(self._variant, layout.digest, len(layout.encode()), manifests[0].target.root, edges),
             ),
+            parent_run=place.parent.run if place.parent and place.parent.run != self._run.run else "",
             identity=identity,
             created_ns=time.time_ns(),
             source=checkpoint.directory.name,
         )
 
-    def _encode_edge(
-        self, checkpoint: Checkpoint, version: Version, latest: VersionRecord | None, mode: Mode
-    ) -> Manifest:
-        if latest is None:
-            return self._anchor(checkpoint, version, "first version")
-        before = self._mirror.layout(latest)
-        if before.table_digest != checkpoint.layout.table_digest:
-            return self._anchor(checkpoint, version, _what_changed(before, checkpoint, str(latest.id)))
-        if latest.version in unreachable(self._store, self._run.run, self._store.objects.quarantine.damaged()):
-            reason = f"what leads newcomers to {latest.version} is damaged"
-            return self._anchor(checkpoint, version, reason)
+    def _put_manifest(self, manifest: Manifest) -> EdgeRef:
+        data = encode(manifest)
+        base = None if manifest.base is None else manifest.base.version
+        return EdgeRef(manifest.kind, base, self._store.put(data), len(data))
+
+    def _encode_edges(self, checkpoint: Checkpoint, place: _Place, mode: Mode) -> list[Manifest]:
+        """The edge from the parent first. One from the newest of the epoch before leads on whoever lacks the parent."""
+        first = self._encode_edge(checkpoint, place, mode)
+        left = place.left
+        if left is None or first.kind is EdgeKind.ANCHOR:
+            return [first]
+        if self._mirror.layout(left).table_digest != checkpoint.layout.table_digest:
+            return [first]
         try:
-            manifest = self._delta_from_any_baseline(checkpoint, version, latest, mode)
+            second = self._delta_from_any_baseline(checkpoint, place, left, mode)
+        except (IntegrityError, NotFoundError) as error:
+            log.warning("no_edge_from_newest", run=self._run.run, newest=str(left.version), error=str(error))
+            return [first]
+        # One that is as large as an anchor helps nobody.
+        return [first] if may_win(second.chunk_bytes, checkpoint.layout.weight_bytes) else [first, second]
+
+    def _encode_edge(self, checkpoint: Checkpoint, place: _Place, mode: Mode) -> Manifest:
+        version, parent = place.version, place.parent
+        if parent is None:
+            return self._anchor(checkpoint, version, "first version")
+        before = place.mirror.layout(parent)
+        if before.table_digest != checkpoint.layout.table_digest:
+            return self._anchor(checkpoint, version, _what_changed(before, checkpoint, str(parent.id)))
+        if parent.run == self._run.run and parent.version in unreachable(
+            self._store, self._run.run, self._store.objects.quarantine.damaged()
+        ):
+            return self._anchor(checkpoint, version, f"what leads newcomers to {parent.version} is damaged")
+        try:
+            manifest = self._delta_from_any_baseline(checkpoint, place, parent, mode)
         except (IntegrityError, NotFoundError) as error:
             return self._anchor(checkpoint, version, f"the baseline cannot be rebuilt: {error}")
         if may_win(manifest.chunk_bytes, checkpoint.layout.weight_bytes):
@@ -224,35 +323,41 @@ class Origin:
         return manifest
 
     def _delta_from_any_baseline(
-        self, checkpoint: Checkpoint, version: Version, latest: VersionRecord, mode: Mode
+        self, checkpoint: Checkpoint, place: _Place, parent: VersionRecord, mode: Mode
     ) -> Manifest:
         try:
-            return self._delta(checkpoint, version, latest, mode)
+            return self._delta(checkpoint, place, parent, mode)
         except BaseMismatchError as error:
             # The kept files are not what was published. The mirror is rebuilt from the store, whose
             # every byte is checked, and this checkpoint is compared with that instead.
             log.warning("baseline_damaged", run=self._run.run, error=str(error))
             remove_tree(self._baseline, self._store.files)
-            return self._delta(checkpoint, version, latest, mode)
+            return self._delta(checkpoint, place, parent, mode)
 
-    def _delta(self, checkpoint: Checkpoint, version: Version, latest: VersionRecord, mode: Mode) -> Manifest:
+    def _delta(self, checkpoint: Checkpoint, place: _Place, parent: VersionRecord, mode: Mode) -> Manifest:
         with ExitStack() as stack:
-            base = self.baseline(latest)
-            if base is None:
-                base = open_checkpoint(self._mirror.advance(latest))
-            stack.enter_context(base)
             encoder = EdgeEncoder(
                 checkpoint.layout,
                 checkpoint,
                 self._backend,
-                base=Aligned(checkpoint.layout, base),
-                base_sums=self._mirror.sums(latest),
+                base=self._base(stack, checkpoint.layout, place, parent),
+                base_sums=place.mirror.sums(parent),
                 limits=self._store.limits,
                 mode=mode,
                 threads=self._threads,
             )
-            state = State(latest.version, latest.variant(self._variant).root)
-            return self._store_edge(encoder, EdgeKind.DELTA, version, state, "")
+            run = "" if parent.run == self._run.run else parent.run
+            state = State(parent.version, self._root_of(parent), run)
+            return self._store_edge(encoder, EdgeKind.DELTA, place.version, state, "")
+
+    def _base(self, stack: ExitStack, layout: Layout, place: _Place, parent: VersionRecord) -> Weights:
+        """The weights of the version that a delta is made on, until `stack` ends."""
+        if parent.run != self._run.run:
+            return stack.enter_context(place.mirror.state(parent))
+        base = self.baseline(parent)
+        if base is None:
+            base = open_checkpoint(self._mirror.advance(parent))
+        return Aligned(layout, stack.enter_context(base))
 
     def _anchor(self, checkpoint: Checkpoint, version: Version, reason: str) -> Manifest:
         log.info("anchor_cut", run=self._run.run, version=str(version), reason=reason)
@@ -299,6 +404,17 @@ def _same_variants(record: VersionRecord, latest: VersionRecord) -> bool:
     return [(v.name, v.layout, v.root) for v in record.variants] == [
         (v.name, v.layout, v.root) for v in latest.variants
     ]
+
+
+def check_same_table(before: Layout, checkpoint: Checkpoint, base: str) -> None:
+    """Raises CheckpointError where a checkpoint has other tensors than the version that it is to be made from."""
+    if before.table_digest != checkpoint.layout.table_digest:
+        raise CheckpointError(
+            f"{checkpoint.directory}",
+            expected=f"the tensors of {base}, from which it is to begin",
+            found=_what_changed(before, checkpoint, base),
+            hint="begin from a version of the same layout, or publish this one by itself",
+        )
 
 
 def check_same_model(before: Layout, after: Layout, directory: Path, latest: str) -> None:

@@ -26,15 +26,13 @@ from deltad.delta.layout import decode_layout
 from deltad.delta.record import VersionRecord
 from deltad.errors import FormatError, IntegrityError, NotFoundError, UsageError
 from deltad.store.derive import Deriver
+from deltad.store.leases import READ_SECONDS
 from deltad.store.mirror import Mirror
 from deltad.store.pins import Pin
 from deltad.store.store import Store
 from deltad.types import Digest, RunId, Variant, Version
 
 log = structlog.get_logger()
-
-READ_SECONDS = 24 * 3600.0
-"""How long one read of a version may take, at most."""
 
 
 class Versions:
@@ -157,15 +155,16 @@ class Versions:
         return PinReply(str(version), pin_info(self.records.pins().get(version)), changed)
 
     async def advance_mirror(self) -> None:
-        """Let the mirror catch up if it is time. Off the path of any commit."""
+        """Let the mirrors catch up whose time it is. Off the path of any commit."""
         record = self.records.latest()
         if record is None:
             return
-        mirror = self.mirror(Variant(record.variants[0].name))
-        if await asyncio.to_thread(mirror.is_due, record):
-            with self._reading(record.version, "the mirror"):
-                await asyncio.to_thread(mirror.advance, record)
-            log.info("mirror_advanced", run=self.run, version=str(record.version))
+        for variant in record.variants:
+            mirror = self.mirror(Variant(variant.name))
+            if await asyncio.to_thread(mirror.is_due, record):
+                with self._reading(record.version, "the mirror"):
+                    await asyncio.to_thread(mirror.advance, record)
+                log.info("mirror_advanced", run=self.run, version=str(record.version), variant=variant.name)
 
     def next_for(self, variant: Variant, served: Version | None) -> NextReply | None:
         """What a replica should do that serves `served`; None while that is the target, or a way is being made."""

@@ -66,6 +66,22 @@ class VersionRecord(msgspec.Struct, frozen=True):
     def encode(self) -> bytes:
         return encode(self)
 
+    def base(self, edge: EdgeRef) -> VersionId | None:
+        """The version that an edge to this one starts from; None for an anchor.
+
+        Where this version forks another run, the edges that it names start there. Others stay within its run.
+        """
+        if edge.base is None:
+            return None
+        named = self.parent_run and any(edge in variant.edges for variant in self.variants)
+        return VersionId(parse_run(self.parent_run if named else self.run), edge.base)
+
+    @property
+    def bases_elsewhere(self) -> frozenset[VersionId]:
+        """The versions of another run that its edges start from; none but for a fork."""
+        bases = (self.base(edge) for variant in self.variants for edge in variant.edges) if self.parent_run else ()
+        return frozenset(base for base in bases if base is not None)
+
     def variant(self, name: str) -> VariantRecord:
         """The variant of that name. Raises FormatError if this version has none."""
         for variant in self.variants:
@@ -81,6 +97,8 @@ def decode_record(data: bytes, *, limits: Limits = DEFAULT_LIMITS) -> VersionRec
     check_signature(record.key_id, record.signature, "version record")
     try:
         parse_run(record.run)
+        if record.parent_run:
+            parse_run(record.parent_run)
         for variant in record.variants:
             parse_variant(variant.name)
     except UsageError as error:
@@ -88,6 +106,8 @@ def decode_record(data: bytes, *, limits: Limits = DEFAULT_LIMITS) -> VersionRec
     version = record.version
     if version.epoch < 1 or version.number < 0 or record.sequence < 1:
         raise FormatError("version record", expected="epoch ≥ 1, number ≥ 0, sequence ≥ 1", found=str(version))
+    if record.parent_run and (record.parent is None or record.parent_run == record.run):
+        raise FormatError(f"{record.id}", expected="a parent of another run", found=f"{record.parent} of {record.run}")
     if record.parent is not None and not record.parent_run and record.parent >= version:
         raise FormatError(f"{record.id}", expected="a parent that is older", found=str(record.parent))
     if not 1 <= len(record.variants) <= limits.variants:

@@ -66,22 +66,28 @@ class _Region:
 
 
 class _Lineage:
-    """A run's versions as held here: their order and their published roots."""
+    """A run's versions as held here: their order and the published roots of their variants."""
 
     def __init__(self, versions: Sequence[VersionInfo]) -> None:
         self._order = [parse_version(info.version) for info in versions]
-        self._roots = {version: info.root for version, info in zip(self._order, versions, strict=True)}
+        self._roots = {
+            version: {info.variant: info.root, **info.others}
+            for version, info in zip(self._order, versions, strict=True)
+        }
         self._sequences = {version: info.sequence for version, info in zip(self._order, versions, strict=True)}
 
     @property
     def newest(self) -> Version | None:
         return self._order[-1] if self._order else None
 
-    def doubt(self, served: str, root: str) -> str:
+    def doubt(self, served: str, variant: str, root: str) -> str:
         """Why the root that a replica found proves nothing; empty if it proves its version."""
-        published = self._roots.get(parse_version(served))
-        if published is None:
+        roots = self._roots.get(parse_version(served))
+        if roots is None:
             return f"{served} is not held by the daemon that looks at it, so its root cannot be compared"
+        published = roots.get(variant)
+        if published is None:
+            return f"{served} has no variant {variant}, so its root cannot be compared"
         if published != root:
             return str(ReplicaError(f"served weights of {served}", expected=f"root {published}", found=root))
         return ""
@@ -183,7 +189,7 @@ class Fleet:
         known.heard = now
         known.report = report
         if report.root and any(info.version == report.version for info in versions):
-            doubt = _Lineage(versions).doubt(report.version, report.root)
+            doubt = _Lineage(versions).doubt(report.version, report.variant, report.root)
             if doubt:
                 raise ReplicaError(f"replica {replica}: {doubt}", hint="it does not count as verified")
 
@@ -339,7 +345,7 @@ def _judge(report: ReplicaReport, lineage: _Lineage, *, heard_of: bool) -> Repli
     if not heard_of:
         state = ReplicaState.UNKNOWN
     elif report.state is ReplicaState.VERIFIED or (report.state in PROVEN and report.root):
-        doubt = lineage.doubt(report.version, report.root)
+        doubt = lineage.doubt(report.version, report.variant, report.root)
         if doubt:
             state, error = ReplicaState.UNKNOWN, doubt
     return msgspec.structs.replace(report, state=state, error=error, staleness=lineage.staleness(report.version))

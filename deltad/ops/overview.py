@@ -72,7 +72,8 @@ def published_roots(regions: list[RegionView]) -> Roots:
     for region in regions:
         for run in region.report.runs.values():
             for info in run.versions:
-                roots.setdefault((info.run, info.variant, info.version), info.root)
+                for variant, root in {info.variant: info.root, **info.others}.items():
+                    roots.setdefault((info.run, variant, info.version), root)
     return roots
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from deltad.delta.record import VersionRecord
 from deltad.errors import ConflictError
-from deltad.types import Version
+from deltad.types import RunId, Version
 
 
 def check_successor(latest: VersionRecord | None, record: VersionRecord) -> None:
@@ -18,12 +18,7 @@ def check_successor(latest: VersionRecord | None, record: VersionRecord) -> None
     if latest is None:
         return
     if record.version.epoch < latest.version.epoch:
-        raise ConflictError(
-            f"{record.id}",
-            expected=f"a publisher of epoch {latest.version.epoch}",
-            found=f"one of epoch {record.version.epoch}",
-            hint="another trainer has opened the run since; restart this one to open a new epoch",
-        )
+        raise _overtaken(f"{record.id}", latest, record.version.epoch)
     if record.version <= latest.version:
         raise ConflictError(
             f"{record.id}",
@@ -50,6 +45,25 @@ def is_gap(version: Version, held: Sequence[VersionRecord]) -> bool:
     above = next((record for record in held if record.version > version), None)
     below = next((record for record in reversed(held) if record.version < version), None)
     return above is not None and above.sequence > (below.sequence if below else 0) + 1
+
+
+def check_writer(run: RunId, latest: VersionRecord | None, epoch: int) -> None:
+    """Raise ConflictError unless a publisher that says it writes in `epoch` of a run may still do so."""
+    newest = latest.version.epoch if latest else 1
+    if latest is not None and epoch < newest:
+        raise _overtaken(f"run {run}", latest, epoch)
+    if epoch > newest:
+        raise ConflictError(f"run {run}", expected=f"an epoch up to {newest}, the newest one", found=f"epoch {epoch}")
+
+
+def _overtaken(thing: str, latest: VersionRecord, epoch: int) -> ConflictError:
+    return ConflictError(
+        thing,
+        expected=f"a publisher of epoch {latest.version.epoch}, which is at {latest.version}",
+        found=f"one of epoch {epoch}",
+        hint="another trainer has opened the run since; stop this one, or let it open an epoch of its own "
+        "(`--resume-from`)",
+    )
 
 
 def check_same(known: VersionRecord, record: VersionRecord) -> None:

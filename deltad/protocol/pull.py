@@ -115,6 +115,8 @@ class Pull:
         self._down_until = 0.0
         self._stale = False
         self._wake: float | None = None
+        self._awaited: frozenset[VersionId] = frozenset()
+        """Versions of other runs that forks start from, where nothing else leads on."""
 
     # What is known.
 
@@ -310,6 +312,9 @@ class Pull:
         self._wake = None
         self._forgive(now)
         self._forget_held()
+        if any(self._holdings.elsewhere(base) is not None for base in self._awaited):
+            self.problem = None
+            self._stale = True
         if self._stale:
             self._stale = False
             self._choose_ways(now)
@@ -318,6 +323,8 @@ class Pull:
         for version in sorted(self._plans):
             decisions += self._ask_objects(version, now)
         decisions += self._commit_next(now)
+        if self._awaited:
+            self._wake_at(now + self._policy.longest_delay)  # another run brings them; nobody may tell us
         decisions.append(Wait(self._wake))
         return tuple(decisions)
 
@@ -439,10 +446,12 @@ class Pull:
         self._walk_on(ways.unknown, ways.named)
         if ways.unknown or ways.named:
             return  # what is planned goes on; what the newest version needs is not known yet
+        self._awaited = frozenset() if ways.chain else self._graph().awaited()
         if not ways.chain and self._seen:
             self.problem = (
                 self.problem
                 or self._first_unreadable()
+                or self._first_awaited()
                 or NotFoundError(
                     f"{self.peer}: {VersionId(self.run, max(self._seen))}",
                     expected="an anchor, or a delta from a version that is held here",
@@ -474,9 +483,7 @@ class Pull:
     def _plan(self, version: Version, edges: dict[str, EdgeRef]) -> VersionPlan:
         seen, graph = self._seen[version], self._graph()
         roots = {
-            name: root
-            for name, edge in edges.items()
-            if edge.base is not None and (root := graph.root(edge.base, name)) is not None
+            name: root for name, edge in edges.items() if (root := graph.base_root(seen.record, edge, name)) is not None
         }
         coders = self._policy.coders
         return VersionPlan(seen.record, seen.data, edges, roots, coders=coders, limits=self._limits)
@@ -534,6 +541,18 @@ class Pull:
         self.problem = self._unreadable[manifest] = error
         del self._plans[version]
         self._stale = True
+
+    def _first_awaited(self) -> NotFoundError | None:
+        """What a fork starts from, where nothing else leads to it and that is not held."""
+        base = min(self._awaited, default=None)
+        if base is None:
+            return None
+        return NotFoundError(
+            f"{self.peer}: {VersionId(self.run, min(self._seen))}",
+            expected=f"{base}, from which it forks, or an anchor",
+            found="neither",
+            hint=f"pull run {base.run} too: name it in the `runs` of an [[upstream]] that has it",
+        )
 
     def _first_unreadable(self) -> CoderError | None:
         """Why no edge leads to the lowest version that is known of, where that is for its coder."""

@@ -321,6 +321,7 @@ def check_manifest(
     `base_root` is the root of the edge's base, None for an anchor.
     """
     base, target = manifest.base, manifest.target
+    start = record.base(edge)
     for what, expected, found in (
         ("run", record.run, manifest.run),
         ("variant", variant.name, manifest.variant),
@@ -330,7 +331,7 @@ def check_manifest(
         ("target's run", record.run, target.run or record.run),
         ("target's root", variant.root.hex(), target.root.hex()),
         ("base", edge.base, base.version if base else None),
-        ("base's run", record.run, base.run or record.run if base else record.run),
+        ("base's run", start.run if start else None, base.run or record.run if base else None),
         ("base's root", base_root.hex() if base_root else None, base.root.hex() if base else None),
     ):
         if expected != found:

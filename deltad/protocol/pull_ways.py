@@ -15,7 +15,7 @@ from typing import Protocol
 
 from deltad.delta.record import EdgeRef, VersionRecord
 from deltad.protocol.hints import Hint
-from deltad.types import Digest, Version
+from deltad.types import Digest, Version, VersionId
 
 
 class Holdings(Protocol):
@@ -25,6 +25,9 @@ class Holdings(Protocol):
         """The newest version of the run."""
 
     def record(self, version: Version) -> VersionRecord | None: ...
+
+    def elsewhere(self, version: VersionId) -> VersionRecord | None:
+        """A version of another run."""
 
     def size(self, digest: Digest) -> int | None:
         """Size in bytes of an object that is held."""
@@ -96,9 +99,25 @@ class Graph:
     def is_near(self, record: VersionRecord) -> bool:
         """Whether a delta that the record names leads to it from what is held, in each of its variants."""
         return all(
-            any(self._is_held(edge.base, variant.name) for edge in self._own(record, variant.name))
+            any(
+                edge.base is not None and (bool(record.parent_run) or self._is_held(edge.base, variant.name))
+                for edge in self._own(record, variant.name)
+            )
             for variant in record.variants
         )
+
+    def base_root(self, record: VersionRecord, edge: EdgeRef, variant: str) -> bytes | None:
+        """The root of the version that an edge starts from, where that is known: for a fork, held in its own run."""
+        base = record.base(edge)
+        if base is None or base.run == record.run:
+            return None if base is None else self.root(base.version, variant)
+        found = self.holdings.elsewhere(base)
+        return next((v.root for v in found.variants if v.name == variant), None) if found else None
+
+    def awaited(self) -> frozenset[VersionId]:
+        """The versions of other runs from which forks that were seen lead on, and which are not held."""
+        bases = (base for record in self.seen.values() for base in record.bases_elsewhere)
+        return frozenset(base for base in bases if self.holdings.elsewhere(base) is None)
 
     def ways(self) -> Ways:
         """The chain to the newest version that can be reached; empty if there is none."""
@@ -113,8 +132,9 @@ class Graph:
     def _own(self, record: VersionRecord, variant: str) -> Iterator[EdgeRef]:
         """The edges that a record names, but for those that are of no use here."""
         for edge in record.variant(variant).edges:
-            # The base of a fork's first version belongs to another run, which is not pulled here.
-            if edge.manifest not in self.lacking and (edge.base is None or not record.parent_run):
+            # The base of a fork belongs to another run: it is held there, or the edge is of no use yet.
+            useless = record.parent_run and edge.base is not None and self.base_root(record, edge, variant) is None
+            if edge.manifest not in self.lacking and not useless:
                 yield edge
 
     def _weight(self, edge: EdgeRef) -> _Cost:
@@ -158,8 +178,13 @@ class _Search:
             chain[version] = way.edges
             if way.unknown is not None:
                 unknown.add(way.unknown)
-            todo += (edge.base for edge in way.edges.values() if edge.base is not None)
+            if not self._forks(version):  # a fork starts in another run
+                todo += (edge.base for edge in way.edges.values() if edge.base is not None)
         return Ways(dict(sorted(chain.items())), frozenset(unknown), frozenset(chain.keys() - self._graph.seen.keys()))
+
+    def _forks(self, version: Version) -> bool:
+        record = self._graph.seen.get(version)
+        return record is not None and bool(record.parent_run)
 
     def _may_lead_over(self, version: Version) -> bool:
         """Whether a hint may speak of this version: one that can be pulled."""
@@ -170,16 +195,17 @@ class _Search:
         names = self._names if record is None else [variant.name for variant in record.variants]
         edges: dict[str, EdgeRef] = {}
         cost = _Cost()
-        leads = True
+        forks = self._forks(version)
+        leads = not forks
         for name in names:
             own = () if record is None else tuple(self._graph._own(record, name))
             named = () if record is None else record.variant(name).edges
             apart = {edge.manifest for edge in named}
             others = [edge for edge in self._hinted.get((version, name), ()) if edge.manifest not in apart]
-            if record is not None and record.parent_run:
+            if forks:
                 others = [edge for edge in others if edge.base is None]
             leads &= any(edge.base in self.led for edge in (*own, *others))
-            way = self._variant_way(name, own, others)
+            way = self._variant_way(name, own, others, forks=forks)
             if way is None or way.unknown is not None:
                 return way
             edges |= way.edges
@@ -188,13 +214,16 @@ class _Search:
             self.led.add(version)
         return _Way(edges, cost)
 
-    def _variant_way(self, name: str, own: Collection[EdgeRef], others: Collection[EdgeRef]) -> _Way | None:
+    def _variant_way(
+        self, name: str, own: Collection[EdgeRef], others: Collection[EdgeRef], *, forks: bool
+    ) -> _Way | None:
+        """The cheapest way to a version. One that `forks` is reached from what is held of the run that it forks."""
         best: _Way | None = None
         unknown: Version | None = None
         for edge in (*own, *others):
             cost = self._graph._weight(edge)
             base = edge.base
-            if base is None or self._graph._is_held(base, name):
+            if base is None or forks or self._graph._is_held(base, name):
                 pass
             elif (
                 base in self._graph.refused

@@ -332,6 +332,8 @@ class Puller:
             self._on_committed(record, stats)
         finally:
             self._announcements.announce()
+            for pull in self._pulls.values():
+                pull.wake()  # a fork may start from what came
 
     def _rouse(self) -> None:
         self.link.retry_now()

@@ -37,7 +37,7 @@ from deltad.relay.client import RelayClient
 from deltad.relay.link import Link
 from deltad.store.runs import RunStore
 from deltad.store.store import Store
-from deltad.types import Digest, RunId, Version
+from deltad.types import Digest, RunId, Version, VersionId
 
 log = structlog.get_logger()
 
@@ -91,6 +91,10 @@ class StoreHoldings:
             return self.run.record(version)
         except NotFoundError:
             return None
+
+    def elsewhere(self, version: VersionId) -> VersionRecord | None:
+        run = self.store.find_run(version.run)
+        return None if run is None else run.find(version.version)
 
     def size(self, digest: Digest) -> int | None:
         try:

@@ -15,6 +15,8 @@ from deltad.types import RunId, Version
 
 LEASE_SECONDS = 60.0
 """How long a lease lasts unless it is renewed."""
+READ_SECONDS = 24 * 3600.0
+"""How long one read of a version may take, at most."""
 
 
 @dataclass(frozen=True, slots=True)

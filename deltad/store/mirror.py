@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -41,7 +41,7 @@ from deltad.store.path import Hop
 from deltad.store.path import Path as EdgePath
 from deltad.store.runs import RunStore
 from deltad.store.store import Store
-from deltad.types import DIGEST_BYTES, Digest, Variant, Version
+from deltad.types import DIGEST_BYTES, Digest, Variant, Version, VersionId
 
 _GENERATION = re.compile(r"e([0-9]{6,})-v([0-9]{6,})", re.ASCII)
 _OWN = re.compile(r"\.{0,2}e[0-9]{6,}-v[0-9]{6,}(\.[0-9a-f]{32}){0,2}(\.removed)?", re.ASCII)
@@ -86,6 +86,17 @@ class Mirror:
             if match := _GENERATION.fullmatch(entry.name):
                 found[Version(int(match[1]), int(match[2]))] = self._directory / entry.name
         return found
+
+    def _starts(self) -> dict[VersionId, Path]:
+        """The generations to build from: of the run and, for a fork, of those that it starts from.
+
+        The latter are not ours: their own mirror lets go of them at any time, or advances.
+        """
+        starts = {VersionId(self._run.run, version): path for version, path in self.generations().items()}
+        for run in self._run.graph.runs(self._variant):
+            other = Mirror(self._store, self._store.run(run), self._variant, self._backend)
+            starts |= {VersionId(run, version): path for version, path in other.generations().items()}
+        return starts
 
     def tail(self, record: VersionRecord) -> int:
         """How many edges lie between the nearest generation (or anchor) and `record`."""
@@ -180,7 +191,8 @@ class Mirror:
             self._walk(record)
             try:
                 with CheckpointWriter(scratch, layout, files=self._files) as writer:
-                    self._write_weights(self._path(record), layout, writer)
+                    starts = self._starts()
+                    self._write_weights(self._path(record, starts), starts, layout, writer)
                     return self._compare(record, layout, writer)
             finally:
                 remove_tree(scratch, self._files)
@@ -228,9 +240,9 @@ class Mirror:
             remove_tree(aside, self._files)
 
     def _renew(self, record: VersionRecord, damaged: Path, aside: Path) -> list[str]:
-        held = self.generations().keys() - {record.version}
-        path = self._run.path(record, self._variant, held)
-        self._build_along(path, record, aside)
+        starts = self._starts()
+        del starts[record.id]
+        self._build_along(self._path(record, starts), starts, record, aside)
         try:
             wrong = differences(self.layout(record), damaged, aside)
         except (CheckpointError, FormatError, IntegrityError) as error:
@@ -275,31 +287,40 @@ class Mirror:
         data = self._store.read(Digest(record.variant(self._variant).layout))
         return decode_layout(data, limits=self._store.limits)
 
-    def _path(self, record: VersionRecord) -> EdgePath:
-        return self._run.path(record, self._variant, self.generations())
+    def _path(self, record: VersionRecord, starts: Collection[VersionId] | None = None) -> EdgePath:
+        """From one of `starts`, all generations if they are not given."""
+        starts = self._starts() if starts is None else starts
+        mine = [start.version for start in starts if start.run == self._run.run]
+        elsewhere = [start for start in starts if start.run != self._run.run]
+        return self._run.path(record, self._variant, mine, elsewhere=elsewhere)
 
     def _build(self, record: VersionRecord, directory: Path) -> Digest:
-        path = self._path(record)
-        try:
-            return self._build_along(path, record, directory)
-        except (IntegrityError, CheckpointError, FormatError):
-            if path.start is None:
-                raise
-            # The generation that it started from is damaged, so that sums come out wrong or a delta cannot be
-            # read beside it. The deltas and the anchor are still checked byte by byte: build from those, and
-            # let go of the generation.
-            _discard(self.generations()[path.start], self._files)
-            return self._build_along(self._path(record), record, directory)
+        starts = self._starts()
+        while True:
+            path = self._path(record, starts)
+            try:
+                return self._build_along(path, starts, record, directory)
+            except (IntegrityError, CheckpointError, FormatError):
+                if path.start is None:
+                    raise
+                # The generation that it started from is damaged, so that sums come out wrong or a delta cannot be
+                # read beside it; or it was another run's and is gone. The deltas and the anchor are still checked
+                # byte by byte: build from those, and let go of a generation of our own.
+                generation = starts.pop(path.start)
+                if path.start.run == self._run.run and self._files.entry(generation) is not None:
+                    _discard(generation, self._files)
 
-    def _build_along(self, path: EdgePath, record: VersionRecord, directory: Path) -> Digest:
+    def _build_along(
+        self, path: EdgePath, starts: Mapping[VersionId, Path], record: VersionRecord, directory: Path
+    ) -> Digest:
         layout = self.layout(record)
         partial = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
         make_directory(partial, self._files)
         # Where nothing lies between the generation and the version, its files are shared or copied as they are.
-        like = self.generations()[path.start] if path.start is not None and not path.hops else None
+        like = starts[path.start] if path.start is not None and not path.hops else None
         try:
             with CheckpointWriter(partial, layout, files=self._files, like=like) as writer:
-                root = self._write(path, record, writer)
+                root = self._write(path, starts, record, writer)
             self._files.rename(partial, directory)
             self._files.sync_directory(directory.parent)
         except OSError as error:
@@ -308,10 +329,12 @@ class Mirror:
             remove_tree(partial, self._files)
         return root
 
-    def _write(self, path: EdgePath, record: VersionRecord, writer: CheckpointWriter) -> Digest:
+    def _write(
+        self, path: EdgePath, starts: Mapping[VersionId, Path], record: VersionRecord, writer: CheckpointWriter
+    ) -> Digest:
         """Write, sum and finish a whole checkpoint; returns its root. Raises IntegrityError."""
         layout = writer.layout
-        self._write_weights(path, layout, writer)
+        self._write_weights(path, starts, layout, writer)
         root, wrong = self._compare(record, layout, writer)
         if wrong:
             raise IntegrityError(
@@ -325,14 +348,16 @@ class Mirror:
         writer.finish()
         return root
 
-    def _write_weights(self, path: EdgePath, layout: Layout, writer: CheckpointWriter) -> None:
+    def _write_weights(
+        self, path: EdgePath, starts: Mapping[VersionId, Path], layout: Layout, writer: CheckpointWriter
+    ) -> None:
         hops = path.hops
         if path.start is None:
             self._apply(hops[0], layout, writer)
             base, hops = None, hops[1:]
         with ExitStack() as stack:
             if path.start is not None:
-                generation = stack.enter_context(open_checkpoint(self.generations()[path.start]))
+                generation = stack.enter_context(open_checkpoint(starts[path.start]))
                 base = Aligned(layout, generation)
                 if not hops:
                     _copy(layout, base, writer, self._threads)

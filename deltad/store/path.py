@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deltad.delta.record import EdgeRef, VersionRecord
-from deltad.types import Version
+from deltad.types import VersionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,10 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Hops in the order of applying them. `start` is the held version they start from, None for an anchor."""
+    """Hops in the order of applying them. `start` is the held version they start from, None for an anchor.
 
-    start: Version | None
+    A path to a fork may begin in the run that it forks.
+    """
+
+    start: VersionId | None
     hops: tuple[Hop, ...]

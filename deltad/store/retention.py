@@ -1,7 +1,7 @@
 """Which versions of a run are kept, and why, in words. Pure.
 
 Owns one invariant: a version that is kept can be rebuilt from what is kept: every version on its cheapest
-path from an anchor is kept too.
+path from an anchor is kept too. What a fork in another run was made from is kept for that one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A version that is held: for how many seconds, what its edges take, and who needs it, in words or empty."""
+    """A version that is held: for how many seconds, what its edges take, and who needs it, in words or empty.
+
+    `forked` says which versions of other runs were made from it.
+    """
 
     record: VersionRecord
     age: float = 0.0
@@ -37,6 +40,7 @@ class Candidate:
     pinned: str = ""
     leased: str = ""
     target: str = ""
+    forked: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +81,10 @@ def judge(
 
 
 def _judge(candidate: Candidate, retention: Retention, newer: int, total: int) -> Verdict:
-    if newer == 0 or candidate.pinned or candidate.target:
-        why = candidate.target or f"pinned by {candidate.pinned}"
-        return Verdict(True, why if newer else "the newest version")
+    pinned = f"pinned by {candidate.pinned}" if candidate.pinned else ""
+    needed = candidate.target or pinned or candidate.forked
+    if newer == 0 or needed:
+        return Verdict(True, needed if newer else "the newest version")
     if retention.versions is not None and newer >= retention.versions:
         return Verdict(False, f"{newer} versions are newer, and {retention.versions} are kept")
     if retention.seconds is not None and candidate.age > retention.seconds:
@@ -104,4 +109,6 @@ def _keep_joins(records: Sequence[VersionRecord], verdicts: dict[Version, Verdic
                 if at in verdicts and not verdicts[at].kept:
                     verdicts[at] = Verdict(True, f"on the path to {record.version}")
                 edge = joins(at, variant.name)
-                at = None if edge is None or edge.base is None else edge.base.version
+                # What a fork starts from is kept by its own run.
+                base = None if edge is None else edge.base
+                at = None if base is None or base.run != record.run else base.version

@@ -31,15 +31,15 @@ from pathlib import Path
 import msgspec
 
 from deltad.delta.layout import decode_layout
-from deltad.delta.manifest import Manifest, decode_manifest, decode_page
+from deltad.delta.manifest import Manifest, decode_manifest
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord, decode_record
 from deltad.errors import DeltadError, FormatError, IntegrityError, NotFoundError, StoreFullError
 from deltad.limits import Limits
 from deltad.protocol.publish import check_same, check_successor, is_gap
-from deltad.protocol.pull_plan import check_manifest, check_tables
 from deltad.protocol.target import Targets
 from deltad.store.derived import DerivedEdge, DerivedEdges, derived_edge, edge_bytes
 from deltad.store.disk import FileSystem, make_directory, read_file, store_error, write_durably
+from deltad.store.forks import Forks
 from deltad.store.graph import Edge, VersionGraph
 from deltad.store.leases import LEASE_SECONDS, Leases
 from deltad.store.objects import ObjectStore
@@ -48,6 +48,7 @@ from deltad.store.pins import Pin, Pins
 from deltad.store.retention import Candidate
 from deltad.store.run_graph import Answer, RunGraph
 from deltad.store.targets import TargetFile
+from deltad.store.whole import WholeEdges
 from deltad.types import Digest, RunId, Version, VersionId
 
 _RECORD_NAME = re.compile(r"e([0-9]{6,})-v([0-9]{6,})\.record", re.ASCII)
@@ -74,7 +75,10 @@ class RunStore:
         files: FileSystem,
         leases: Leases,
         clock: Callable[[], float],
+        forks: Forks,
+        find_run: Callable[[RunId], RunStore | None],
     ) -> None:
+        """`find_run` finds the other runs of the store, at once."""
         self.run = run
         self.directory = directory
         self._objects = objects
@@ -83,6 +87,9 @@ class RunStore:
         self._files = files
         self._leases = leases
         self._clock = clock
+        self._forks = forks
+        self._find_run = find_run
+        self._whole = WholeEdges(objects, limits)
         self._pins = Pins(directory / "pins", scratch, files)
         self._derived = DerivedEdges(directory / "edges", scratch, files)
         self._targets = TargetFile(directory / "target", scratch, files)
@@ -97,7 +104,7 @@ class RunStore:
         self._weighed: dict[Digest, tuple[int, tuple[int, ...]]] = {}
         """Bytes and coders of the edges that records name, by manifest."""
         self._load()
-        self._graph = RunGraph(self)
+        self.graph = RunGraph(self)
 
     def latest(self) -> VersionRecord | None:
         """The newest durable version."""
@@ -111,6 +118,15 @@ class RunStore:
         if record is None:
             raise self._not_held(version, self.records())
         return record
+
+    def find(self, version: Version) -> VersionRecord | None:
+        """A version, if it is held."""
+        with self._lock:
+            return self._records.get(version)
+
+    def sibling(self, run: RunId) -> RunStore | None:
+        """Another run of the store, or this one."""
+        return self if run == self.run else self._find_run(run)
 
     def record_bytes(self, version: Version) -> bytes:
         """The record as its publisher wrote it."""
@@ -137,9 +153,11 @@ class RunStore:
                 check_same(known, record)
                 return False
             check_successor(None if self._latest is None else self._records[self._latest], record)
-            edges = [self._derived_edge(record, manifest, local=False) for manifest in derived]
-            for variant in record.variants:
-                self._check_complete(record, variant, [edge.ref for edge in edges if edge.variant == variant.name])
+            with self._forks.coming(record):
+                edges = [self._derived_edge(record, manifest, local=False) for manifest in derived]
+                for variant in record.variants:
+                    self._check_complete(record, variant, [edge.ref for edge in edges if edge.variant == variant.name])
+            # Whatever fails from here on may leave a record, of which the next start makes a version.
             for edge in edges:
                 self._derived.add(edge)
             make_directory(self.directory / "records", self._files)
@@ -149,7 +167,7 @@ class RunStore:
                 self._records[record.version] = record
                 self._since[record.version] = self._clock()
                 self._latest = record.version
-            self._graph.grew(record.version)
+            self.graph.grew(record.version)
             return True
 
     def pin(self, version: Version, pin: Pin) -> bool:
@@ -205,7 +223,7 @@ class RunStore:
 
     def _candidates(self) -> list[Candidate]:
         now, leases, pins = self._clock(), self._leases.of(self.run), self._pins.all()
-        targets = self._targets.now.named()
+        targets, forks = self._targets.now.named(), self._forks.of(self.run)
         return [
             Candidate(
                 record,
@@ -213,6 +231,7 @@ class RunStore:
                 pinned=str(pins.get(version, "")),
                 leased=leases.get(version, ""),
                 target=str(targets.get(version, "")),
+                forked=forks.get(version, ""),
             )
             for version, record in sorted(self._records.items())
         ]
@@ -224,7 +243,7 @@ class RunStore:
         """
         with self._writer:
             self._finish_dropping()
-            with self._graph.held(), self._lock:
+            with self.graph.held(), self._lock:
                 chosen = {version: self._records[version] for version in choose(self._candidates())}
                 if self._latest in chosen:
                     raise ValueError(f"{self._latest} is the newest version")
@@ -232,17 +251,19 @@ class RunStore:
                     raise ValueError(f"a fleet is held at {min(held)}")
                 for version in chosen:
                     del self._records[version], self._since[version]
-                self._graph.forget()
+                self.graph.forget()
             try:
                 self._drop(sorted(chosen, reverse=True))
                 self._derived.keep(self._records)
+                for record in chosen.values():
+                    self._forks.forget(record)
             except DeltadError:
                 with self._lock:
                     left = {v: record for v, record in chosen.items() if self._files.entry(self._record_path(v))}
                     if self._files.entry(self.directory / "dropping") is None:
                         self._records |= left
                         self._since |= dict.fromkeys(left, self._clock())
-                    self._graph.forget()
+                    self.graph.forget()
                 raise
 
     def add_edge(self, manifest: Digest, *, local: bool = False) -> DerivedEdge:
@@ -257,14 +278,14 @@ class RunStore:
             if missing := self._missing(record, record.variant(edge.variant), edge.ref):
                 raise NotFoundError(f"{record.id} variant {edge.variant}", expected="an edge held whole", found=missing)
             self._derived.add(edge)
-            self._graph.grew(record.version)
+            self.graph.grew(record.version)
             return edge
 
     def drop_edges(self, manifests: Collection[Digest]) -> None:
         """Take derived edges out of the catalogue; a collection removes their objects. Raises StoreError."""
-        with self._writer, self._graph.held():
+        with self._writer, self.graph.held():
             self._derived.remove(manifests)
-            self._graph.forget()
+            self.graph.forget()
 
     def derived(self) -> list[DerivedEdge]:
         """All derived edges of the run."""
@@ -279,8 +300,7 @@ class RunStore:
         record = self.record(version)
         part = record.variant(variant)
         edges = self.known_edges(record, part)
-        with self._lock:
-            edges = [edge for edge in edges if edge.base is None or edge.base in self._records]
+        edges = [edge for edge in edges if (base := record.base(edge)) is None or self._held(base) is not None]
         edges = [edge for edge in edges if self._objects.is_held(Digest(edge.manifest))]
         if len(edges) > 1:
             # A version is committed when one edge to it is whole; of another, some objects may have come too.
@@ -310,7 +330,7 @@ class RunStore:
         total, coders = self.weight(ref)
         with self._lock:
             derived = self._derived.get(digest) is not None
-        base = None if ref.base is None else VersionId(self.run, ref.base)
+        base = self.record(target.version).base(ref)
         return Edge(ref.kind, base, target, digest, ref.size, total, coders, derived=derived)
 
     def weight(self, ref: EdgeRef) -> tuple[int, tuple[int, ...]]:
@@ -331,20 +351,21 @@ class RunStore:
         variant: str,
         held: Collection[Version] = (),
         *,
+        elsewhere: Collection[VersionId] = (),
         anchors: bool = True,
         local: bool = True,
     ) -> EdgePath:
         """The cheapest path to a version from one of `held`, or else from an anchor where `anchors` allows.
 
-        Without `local`, over no edge that stays on this host. May read the disk. Raises NotFoundError if nothing
-        that is held leads there.
+        `elsewhere`: versions of other runs that are held as well, for a run that forks one. Without `local`, over no
+        edge that stays on this host. May read the disk. Raises NotFoundError if nothing that is held leads there.
         """
         avoid = () if local else [Digest(edge.manifest) for edge in self.derived() if edge.local]
-        return self._graph.path(record, variant, held, anchors=anchors, avoid=avoid)
+        return self.graph.path(record, variant, held, elsewhere, anchors=anchors, avoid=avoid)
 
     def join(self, version: Version, variant: str) -> Edge | None:
         """The last edge of the cheapest way to a version from an anchor; None if there is none. May read the disk."""
-        return self._graph.join(version, variant)
+        return self.graph.join(version, variant)
 
     def mend_records(self) -> tuple[int, str]:
         """Compare the records and `latest` on the disk with what they are in memory, and write anew what is damaged.
@@ -370,7 +391,7 @@ class RunStore:
 
     def ask_graph(self, variant: str, question: Callable[[VersionGraph], Answer]) -> Answer:
         """The answer to a question about the version graph, which stays as it is meanwhile. May read the disk."""
-        return self._graph.ask(variant, question)
+        return self.graph.ask(variant, question)
 
     def read_manifest(self, edge: EdgeRef) -> Manifest:
         """Raises NotFoundError, IntegrityError or FormatError."""
@@ -404,29 +425,14 @@ class RunStore:
             )
 
     def _missing(self, record: VersionRecord, variant: VariantRecord, edge: EdgeRef, *, unasked: bool = False) -> str:
-        """What an edge needs that is not held here, in words; empty if it is whole.
+        base = record.base(edge)
+        held = None if base is None else self._held(base)
+        return self._whole.missing(record, variant, edge, held, unasked=unasked)
 
-        `unasked`: by one who does not need its objects. Raises FormatError or IntegrityError for an edge that
-        contradicts its record.
-        """
-        read = self._objects.read_unasked if unasked else self._objects.read
-        has = self._objects.is_held if unasked else self._objects.has
-        base = None if edge.base is None else self._records.get(edge.base)
-        if edge.base is not None and base is None:
-            return f"{edge.kind} on {edge.base}, which is not held"
-        try:
-            layout = decode_layout(read(Digest(variant.layout)), limits=self._limits)
-            manifest = decode_manifest(read(Digest(edge.manifest)), limits=self._limits)
-            root = None if base is None else base.variant(variant.name).root
-            check_manifest(record, variant, edge, manifest, base_root=root)
-            check_tables(manifest, layout)
-            for page in manifest.pages:
-                for chunk in decode_page(read(Digest(page.digest)), page, layout, limits=self._limits):
-                    if not has(Digest(chunk.digest)):
-                        return f"{edge.kind} without chunk {chunk.digest.hex()}"
-        except NotFoundError as error:
-            return f"{edge.kind} without {error.thing}"
-        return ""
+    def _held(self, base: VersionId) -> VersionRecord | None:
+        """A version of this run, or one of another that this one forks, and which never waits for this one."""
+        run = self.sibling(base.run)
+        return None if run is None else run.find(base.version)
 
     def _record_path(self, version: Version) -> Path:
         return self.directory / "records" / f"e{version.epoch:06d}-v{version.number:06d}.record"
@@ -498,6 +504,8 @@ class RunStore:
         self._pins.load()
         self._derived.load(self._records)
         self._since = dict.fromkeys(self._records, self._clock())
+        for record in self._records.values():
+            self._forks.note(record)
         self._check_pointer()
         if self._records:
             self._latest = max(self._records)

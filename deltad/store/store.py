@@ -26,6 +26,7 @@ from deltad.store.disk import (
     store_error,
     write_durably,
 )
+from deltad.store.forks import Forks
 from deltad.store.leases import Leases
 from deltad.store.objects import ObjectReader, ObjectStore
 from deltad.store.packs import Packs
@@ -61,6 +62,7 @@ class Store:
         )
         self.clock = clock
         self.leases = Leases(clock)
+        self._forks = Forks()
         self._runs: dict[RunId, RunStore] = {}
 
     @classmethod
@@ -143,8 +145,14 @@ class Store:
                     files=self.files,
                     leases=self.leases,
                     clock=self.clock,
+                    forks=self._forks,
+                    find_run=self.find_run,
                 )
             return self._runs[run]
+
+    def find_run(self, run: RunId) -> RunStore | None:
+        """The run's records, if it has a directory here or was asked for. Waits for nobody."""
+        return self._runs.get(run)
 
     def exports(self) -> Path:
         """Where checkpoints that were handed to engines live."""

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from deltad.cli.publish import pull_all
-from deltad.client.messages import VersionInfo
+from deltad.client.messages import RunVersion, VersionInfo
 from deltad.errors import CheckpointError, ConflictError, DeltadError, PeerError, StoreFullError, UnavailableError
 from deltad.types import Digest, RunId
 from tests.cli.host import Host
@@ -86,6 +86,23 @@ async def test_publish_sends_an_absolute_path_and_all_options(
     (request,) = host.operations.published
     assert request.directory == f"{tmp_path}/out/actor"
     assert (request.number, request.new_epoch, request.identity) == (7, True, "warm")
+
+
+async def test_publish_says_from_which_version_an_epoch_or_a_fork_begins(host: Host, lineage: Lineage) -> None:
+    held = host.operations.held[POLICY]
+    held.append(msgspec.structs.replace(held[1], version="v000002@e2"))
+    for arguments, sent in (
+        (("--resume-from", "2", "--epoch", 1), ("v000002@e2", None, 1)),
+        (("--resume-from", "policy/v000003"), ("v000003", None, 0)),
+        (("--fork-from", "policy/2"), ("", RunVersion("policy", "v000002@e2"), 0)),
+    ):
+        assert (await host.deltad("publish", "/out/step_3", "--run", "policy", *arguments)).code == 0
+        request = host.operations.published[-1]
+        assert (request.resume_from, request.fork_from, request.epoch) == sent
+    publish = ("publish", "/out/step_3", "--run", "policy")
+    (await host.deltad(*publish, "--resume-from", "other/2")).assert_refused(64, "--fork-from")
+    (await host.deltad(*publish, "--fork-from", "2")).assert_refused(64, "a version with its run")
+    (await host.deltad(*publish, "--resume-from", "9")).assert_refused(66, "policy/v000009")
 
 
 async def test_publishing_the_same_again_says_that_nothing_changed(host: Host, lineage: Lineage) -> None:

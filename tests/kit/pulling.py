@@ -28,7 +28,7 @@ from deltad.protocol.pull_decisions import (
     Wait,
 )
 from deltad.protocol.pull_plan import Wanted, check_arrival
-from deltad.types import Digest, RunId, Version
+from deltad.types import Digest, RunId, Version, VersionId
 from tests.kit.versions import Published
 
 
@@ -38,12 +38,17 @@ class MemoryHoldings:
 
     records: dict[Version, VersionRecord] = field(default_factory=dict)
     objects: dict[Digest, bytes] = field(default_factory=dict)
+    others: dict[VersionId, VersionRecord] = field(default_factory=dict)
+    """Versions of other runs."""
 
     def latest(self) -> Version | None:
         return max(self.records, default=None)
 
     def record(self, version: Version) -> VersionRecord | None:
         return self.records.get(version)
+
+    def elsewhere(self, version: VersionId) -> VersionRecord | None:
+        return self.others.get(version)
 
     def size(self, digest: Digest) -> int | None:
         data = self.objects.get(digest)

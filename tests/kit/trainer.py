@@ -12,7 +12,7 @@ from deltad.delta.backend import choose
 from deltad.delta.manifest import EdgeKind
 from deltad.store.mirror import Mirror
 from deltad.store.store import Store
-from deltad.types import Variant, Version, parse_run
+from deltad.types import RunId, Variant, Version, parse_run
 from tests.kit.checkpoints import MODEL, read_checkpoint, write_checkpoint
 from tests.kit.weights import ArrayWeights
 
@@ -23,10 +23,17 @@ VARIANT = Variant("bf16")
 class Trainer:
     """Writes checkpoints and publishes them into a store."""
 
-    def __init__(self, tmp_path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self.store = Store.open(tmp_path / "store", clock=clock)
-        self.run = self.store.run(RUN)
-        self.origin = Origin(self.store, RUN, VARIANT, choose())
+    def __init__(
+        self,
+        tmp_path: Path,
+        run: RunId = RUN,
+        store: Store | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store or Store.open(tmp_path / "store", clock=clock)
+        self.run = self.store.run(run)
+        self.origin = Origin(self.store, run, VARIANT, choose())
         self.mirror = Mirror(self.store, self.run, VARIANT, choose())
         self.checkpoints = tmp_path / "checkpoints"
         self.exports = tmp_path / "exports"

@@ -101,7 +101,8 @@ class Lineage:
     """A run that grows by one version with every `publish`.
 
     The model has `tensors` bf16 matrices of `elements` elements each and one config file. `limits` cut
-    frames, chunks and pages; a reader with the default limits takes them all.
+    frames, chunks and pages; a reader with the default limits takes them all. With `forks`, the first version is made
+    from that one, of another run.
     """
 
     run: str = "policy"
@@ -111,6 +112,8 @@ class Lineage:
     seed: int = 0
     limits: Limits = SMALL_CHUNKS
     mode: Mode = "blind"
+    variant: str = "bf16"
+    forks: Published | None = None
     versions: list[Published] = field(default_factory=list)
 
     def publish(self, *, anchor: bool = False, delta: bool = True, number: int | None = None) -> Published:
@@ -118,7 +121,7 @@ class Lineage:
 
         The first version has an anchor in any case. With `number`, versions in between are skipped.
         """
-        before = self.versions[-1] if self.versions else None
+        before = self.versions[-1] if self.versions else self.forks
         files = {"config.json": b'{"model_type": "test"}'}
         specs = tuple(TensorSpec(f"layer.{i:03d}", "BF16", (self.elements // 64, 64)) for i in range(self.tensors))
         layout = Layout(
@@ -128,7 +131,9 @@ class Lineage:
         weights = (
             ArrayWeights.random(layout, seed) if before is None else before.weights.changed(self.density, seed=seed)
         )
-        version = Version(1, (before.version.number + 1 if before else 1) if number is None else number)
+        version = Version(
+            1, (self.versions[-1].version.number + 1 if self.versions else 1) if number is None else number
+        )
         objects = {sha256(data): data for data in files.values()}
         objects[layout.digest] = layout.encode()
         edges, chunks = [], set[Digest]()
@@ -142,10 +147,15 @@ class Lineage:
             run=self.run,
             version=version,
             parent=before.version if before else None,
+            parent_run=before.run if before and before.run != self.run else "",
             sequence=len(self.versions) + 1,
             variants=(
                 VariantRecord(
-                    "bf16", layout.digest, len(layout.encode()), edges[0][1].target.root, tuple(ref for ref, _ in edges)
+                    self.variant,
+                    layout.digest,
+                    len(layout.encode()),
+                    edges[0][1].target.root,
+                    tuple(ref for ref, _ in edges),
                 ),
             ),
         )
@@ -190,13 +200,16 @@ class Lineage:
         pages = list(make_pages([chunk.ref for chunk in chunks], limits=self.limits))
         objects |= {Digest(ref.digest): data for ref, data in pages}
         kind = kind or (EdgeKind.ANCHOR if before is None else EdgeKind.DELTA)
-        state = None if before is None else State(before.version, before.record.variants[0].root)
+        state = None
+        if before is not None:
+            run = "" if before.run == self.run else before.run
+            state = State(before.version, before.record.variants[0].root, run)
         manifest = Manifest(
             format=FORMAT,
             least_reader=FORMAT,
             kind=kind,
             run=self.run,
-            variant="bf16",
+            variant=self.variant,
             layout=layout.digest,
             base=state,
             target=State(version, encoder.root),
@@ -210,6 +223,12 @@ class Lineage:
         data = encode(manifest)
         objects[sha256(data)] = data
         return EdgeRef(kind, None if before is None else before.version, sha256(data), len(data)), manifest
+
+
+def joined(first: Published, second: Published) -> Published:
+    """One version with the variants of both."""
+    made = forge(first, variants=(*first.record.variants, *second.record.variants))
+    return replace(made, objects=first.objects | second.objects, chunks=first.chunks | second.chunks)
 
 
 def forge(published: Published, **changes: object) -> Published:

@@ -373,13 +373,21 @@ class Pull:
         version = min(self._plans, default=None)
         if version is None or not self._plans[version].complete:
             return
-        bases = (edge.base for edge in self._plans[version].edges.values())
-        if any(base is not None and self._holdings.record(base) is None for base in bases):
+        plan = self._plans[version]
+        if any(self._lacks_base(plan.record, edge) for edge in plan.edges.values()):
             return  # what it is built on has to be reached in another way first
         key = ("commit", version)
         if key not in self._asked and self._is_due(key, now):
             self._asked.add(key)
             yield Commit(version, self._plans[version].data, self._plans[version].derived)
+
+    def _lacks_base(self, record: VersionRecord, edge: EdgeRef) -> bool:
+        """Whether an edge starts from a version that is not held, of this run or of the one that is forked."""
+        base = record.base(edge)
+        if base is None:
+            return False
+        held = self._holdings.record(base.version) if base.run == self.run else self._holdings.elsewhere(base)
+        return held is None
 
     def _may_ask(self, key: Hashable, now: float) -> bool:
         if key in self._asked or len(self._asked) >= self._policy.in_flight:
@@ -429,7 +437,7 @@ class Pull:
         derived = self._plans[version].derived
         for edge in edges.values():
             known = edge.manifest not in derived or edge.manifest in self._hints.by_manifest
-            gone = edge.base is not None and self._holdings.record(edge.base) is None
+            gone = self._lacks_base(self._plans[version].record, edge)
             if gone or not known or edge.manifest in self._lacking or edge.manifest in self._unreadable:
                 return None
         return version, edges

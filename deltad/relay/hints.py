@@ -54,9 +54,11 @@ def offer(run: RunStore, after: Version | None) -> EdgeHints:
             path = run.path(latest, variant.name, [] if after is None else [after], local=False)
         except NotFoundError:
             continue
-        for hop in path.hops[: HINTED_EDGES - len(edges)]:
-            edge, target = hop.edge, hop.record.version
-            if edge.base is None or edge.base < target:
+        # What leads to a version that a fork starts from is told of the run that it belongs to.
+        hops = [hop for hop in path.hops if hop.record.run == run.run]
+        for hop in hops[: HINTED_EDGES - len(edges)]:
+            edge, target, base_id = hop.edge, hop.record.version, hop.record.base(hop.edge)
+            if base_id is None or (base_id.run == run.run and base_id.version < target):
                 size, coders = run.weight(edge)
                 base = "" if edge.base is None else dotted(edge.base)
                 edges.append(

@@ -87,7 +87,7 @@ def test_whoever_lacks_the_version_resumed_from_is_led_on_from_the_newest_one(tr
         trainer.write(2, resumed(trainer)), 2, begin_from=VersionId(RUN, Version(1, 1))
     ).record
     assert [edge.base for edge in record.variants[0].edges] == [Version(1, 1), Version(1, 5)]
-    versions = Versions(trainer.store, RUN, choose())
+    versions = Versions(trainer.store, RUN, choose(), daemon="a")
     for served in (Version(1, 1), Version(1, 5)):
         reply = versions.next_for(VARIANT, served)
         assert reply is not None

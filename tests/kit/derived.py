@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import msgspec
 
@@ -78,9 +77,7 @@ def skip_delta(versions: Sequence[Published], *, limits: Limits = SMALL_CHUNKS) 
         data.update({Digest(chunk.ref.digest): chunk.data for chunk in chunks})
         return StoredDelta([chunk.ref for chunk in chunks], data.__getitem__)
 
-    whole = reduce(
-        lambda a, b: keep(list(fold(a, b, target.layout, choose(), limits=limits).chunks())), parts[1:], parts[0]
-    )
+    whole = keep(list(fold(parts, target.layout, choose(), limits=limits).chunks()))
     chunks = [EncodedChunk(ref, whole.read(Digest(ref.digest))) for ref in whole.chunks]
     return _made(target, State(base.version, base.record.variants[0].root), EdgeKind.SKIP_DELTA, chunks, limits)
 

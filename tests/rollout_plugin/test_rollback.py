@@ -32,7 +32,7 @@ class Keeping(Region):
     def __init__(self, home: Path) -> None:
         super().__init__(home)
         self.target: Held | None = None
-        self.versions_of_run = Versions(self.store, RUN, choose(), on_change=self.announce)
+        self.versions_of_run = Versions(self.store, RUN, choose(), daemon="a", on_change=self.announce)
 
     def publish(self, layout: Layout, weights: ArrayWeights, files: dict[str, bytes]) -> Held:
         held = super().publish(layout, weights, files)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from deltad.daemon.versions import TAIL, Versions
+from deltad.daemon.versions import Versions
 from deltad.delta.backend import choose
 from deltad.errors import NotFoundError
 from deltad.store.garbage import GRACE_SECONDS, collect
 from deltad.store.leases import LEASE_SECONDS
-from deltad.store.mirror import Mirror
+from deltad.store.mirror import LONG_WALK, Mirror
 from deltad.store.retention import Retention
 from deltad.store.store import Store
 from deltad.types import Variant, Version, parse_run
@@ -69,7 +69,7 @@ def test_each_variant_is_rebuilt_with_its_own_weights(place: Place, tmp_path: Pa
 
 
 def test_a_replica_of_either_variant_is_led_on_by_deltas(place: Place) -> None:
-    versions = Versions(place.store, RUN, choose())
+    versions = Versions(place.store, RUN, choose(), daemon="a")
     for variant in (WIDE, NARROW):
         reply = versions.next_for(variant, Version(1, 4))
         assert reply is not None
@@ -80,7 +80,7 @@ def test_a_replica_of_either_variant_is_led_on_by_deltas(place: Place) -> None:
 
 
 def test_a_description_names_the_roots_of_both(place: Place) -> None:
-    info = Versions(place.store, RUN, choose()).latest()
+    info = Versions(place.store, RUN, choose(), daemon="a").latest()
     assert info is not None
     record = place.run.record(Version(1, 6))
     assert (info.variant, info.root) == (WIDE, record.variant(WIDE).root.hex())
@@ -112,8 +112,10 @@ def test_a_version_is_not_committed_with_one_variant_alone(place: Place) -> None
 
 
 async def test_the_mirror_of_each_variant_catches_up(tmp_path: Path) -> None:
-    place = Place(tmp_path, count=TAIL + 2, anchors=())
-    versions = Versions(place.store, RUN, choose())
+    place = Place(tmp_path, count=LONG_WALK + 2, anchors=())
+    versions = Versions(place.store, RUN, choose(), daemon="a")
+    for variant in (WIDE, NARROW):
+        versions.mirror(variant).verify(place.run.latest(), tmp_path / "scratch")  # a reader had a long way
     await versions.advance_mirror()
     newest = place.versions[-1].version
     for variant in (WIDE, NARROW):

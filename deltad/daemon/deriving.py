@@ -132,7 +132,7 @@ class Deriving:
         derived = sum(edge.total_bytes for edge in run.derived() if edge.variant == mirror.variant)
 
         def decide(graph: VersionGraph) -> Plan:
-            anchors = [edge for edge in graph.edges() if edge.base is None]
+            anchors = [edge for edge in graph.edges() if edge.base is None and edge.target.run == run.run]
             budget = Budget(
                 disk=self._disk(run.run, derived),
                 work=int(self._saved),

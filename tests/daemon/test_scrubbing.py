@@ -17,6 +17,7 @@ from deltad.errors import IntegrityError, NotFoundError
 from deltad.ops.metrics import Metrics
 from deltad.protocol.pull_plan import Kind, want
 from deltad.relay.client import RelayClient
+from deltad.store.edge_chunks import chunks_of
 from deltad.store.mirror import Mirror
 from deltad.store.rederive import Rederiver
 from deltad.store.store import Store
@@ -264,7 +265,8 @@ class OriginHost:
         """Flip a bit in the first chunk of a version, and let it be found."""
         record = self.run.record(Version(1, number))
         mirror = Mirror(self.store, self.run, Variant("bf16"), choose())
-        chunk = next(mirror._chunks(self.run.read_manifest(record.variants[0].edges[0]), mirror.layout(record)))
+        manifest = self.run.read_manifest(record.variants[0].edges[0])
+        chunk = next(chunks_of(self.store, manifest, mirror.layout(record)))
         flip(self.store, Digest(chunk.digest), 20)
         self.store.objects.examine(Digest(chunk.digest))
         return Digest(chunk.digest)

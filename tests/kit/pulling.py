@@ -182,6 +182,8 @@ class PullingDaemon:
                 pages = [page for page in manifest.pages if Digest(page.digest) in objects]
                 chunks = [c for p in pages for c in decode_page(objects[Digest(p.digest)], p, layout)]
                 base = manifest.base is None or manifest.base.version in self.holdings.records
+                if manifest.base is not None and manifest.base.run:
+                    base = VersionId(RunId(manifest.base.run), manifest.base.version) in self.holdings.others
                 mine = manifest.target.version == record.version and manifest.target.root == variant.root
                 held = all(Digest(chunk.digest) in objects for chunk in chunks)
                 whole += base and mine and held and len(pages) == len(manifest.pages)

@@ -222,7 +222,8 @@ class _Needs:
 def _within(graph: VersionGraph, line: Line, needs: _Needs, budget: Budget) -> Plan:
     """The wishes that the budget allows, the best first, and what is dropped because of its age or for their room."""
     wishes = needs.wishes()
-    derived = [edge for edge in graph.edges() if edge.derived]
+    run = line[-1][1].run  # the graph of a fork holds edges of other runs too, which are not its own to drop
+    derived = [edge for edge in graph.edges() if edge.derived and edge.target.run == run]
     kept = needs.used.union(*(wish.parts for wish in wishes))
     sequences = {version: sequence for sequence, version in line}
     drops = [

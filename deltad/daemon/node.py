@@ -49,6 +49,7 @@ from deltad.daemon.remarks import Remarks
 from deltad.daemon.scrubbing import Scrubbing
 from deltad.daemon.store_size import StoreSize
 from deltad.daemon.targets import move, target_of, targets_reply
+from deltad.daemon.trusting import trust_list
 from deltad.daemon.versions import Versions
 from deltad.delta.backend.choice import Candidates, candidates, probe
 from deltad.delta.backend.fallback import Switch
@@ -60,7 +61,8 @@ from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.fleet import Fleet, Standing
 from deltad.ops.metrics import Metrics
 from deltad.protocol.mode import AUTO, ModeChoice, choose_mode
-from deltad.relay.puller import Puller, PullStats
+from deltad.protocol.pull import PullPolicy
+from deltad.relay.puller import Puller, PullerPolicy, PullStats
 from deltad.store.announce import Announcements
 from deltad.store.garbage import Collected, Explained
 from deltad.store.mirror import Mirror
@@ -100,6 +102,7 @@ class Node:
         )
         self.backend, self.backend_reason = choice.backend, choice.reason
         self.threads = config.backend.threads or default_threads()
+        self._key = config.signing.key_file.read() if config.signing else None
         self.announcements = Announcements()
         self.metrics = Metrics.create(deltad.__version__)
         self.metrics.backend(self.backend.name, self.backend_reason)
@@ -137,6 +140,7 @@ class Node:
                 run,
                 self.backend,
                 daemon=self.config.daemon.name,
+                key=self._key,
                 threads=self.threads,
                 on_change=self.announcements.announce,
             )
@@ -167,6 +171,7 @@ class Node:
                 self.backend,
                 publish_as=publish_as,
                 mirror=mirror,
+                key=self._key,
                 threads=self.threads,
             )
         return self._origins[run]
@@ -487,6 +492,7 @@ class Node:
             region_report=self.region_report,
             on_committed=self.on_pulled,
             limits=self.limits,
+            policy=PullerPolicy(PullPolicy(trust=trust_list(self.config))),
             on_received=lambda count: self.metrics.received(upstream.url, count),
             on_failure=lambda error: self.metrics.pull_failed(upstream.url, error),
         )

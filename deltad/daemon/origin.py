@@ -28,9 +28,11 @@ from deltad.delta.backend import Backend, Mode
 from deltad.delta.codec import EdgeEncoder, sum_weights
 from deltad.delta.digest import pack_sums, root_of
 from deltad.delta.encoding import encode
+from deltad.delta.keys import SigningKey
 from deltad.delta.layout import Layout
 from deltad.delta.manifest import EdgeKind, Manifest, State
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
+from deltad.delta.signing import sign
 from deltad.delta.weights import Weights, hash_weights
 from deltad.errors import BaseMismatchError, CheckpointError, ConflictError, IntegrityError, NotFoundError
 from deltad.protocol.mode import UNMEASURED, ModeChoice
@@ -107,15 +109,17 @@ class Origin:
         *,
         publish_as: str = "source",
         mirror: Mirror | None = None,
+        key: SigningKey | None = None,
         threads: int = 1,
     ) -> None:
-        """`mirror` is the one that the daemon shares; without it, one of its own."""
+        """`mirror` is the one that the daemon shares; without it, one of its own. `key` signs what is published."""
         self._store = store
         self._run = store.run(run)
         self._variant = variant
         self._backend = backend
         self._publish_as = publish_as
         self._threads = threads
+        self._key = key
         self._mirror = mirror or Mirror(store, self._run, variant, backend, threads=threads)
         self._baseline = self._run.directory / "baseline" / variant
 
@@ -156,6 +160,7 @@ class Origin:
             checkpoint.check_unchanged()
             if how.get("if_changed") and latest is not None and _same_variants(record, latest):
                 return Published(latest, already=True, seconds=Seconds())
+            record = sign(record, self._key) if self._key else record
             self._run.commit(record.encode())
             keep_baseline(checkpoint, self._baseline, str(version), files=self._store.files)
         seconds = Seconds(settle=how.get("settle", 0.0), encode=time.monotonic() - started)

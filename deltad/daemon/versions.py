@@ -22,6 +22,7 @@ from deltad.daemon.notes import Note, Notes
 from deltad.daemon.origin import Origin, Published, PublishOptions
 from deltad.daemon.targets import goal
 from deltad.delta.backend import Backend
+from deltad.delta.keys import SigningKey
 from deltad.delta.layout import decode_layout
 from deltad.delta.record import VersionRecord
 from deltad.errors import FormatError, IntegrityError, NotFoundError, UsageError
@@ -45,13 +46,15 @@ class Versions:
         backend: Backend,
         *,
         daemon: str,
+        key: SigningKey | None = None,
         threads: int = 1,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`daemon` is the name of this one, whose fleet is led. `on_change` is called when `next_for` may have another
-        answer, though no version came."""
+        """`daemon` is the name of this one, whose fleet is led; `key` signs what it makes. `on_change` is called when
+        `next_for` may have another answer, though no version came."""
         self._store = store
         self._daemon = daemon
+        self._key = key
         self._backend = backend
         self._threads = threads
         self.run = run
@@ -197,7 +200,8 @@ class Versions:
 
     def deriver(self, variant: Variant) -> Deriver:
         """What makes edges of a variant."""
-        return Deriver(self._store, self.records, variant, self.mirror(variant), self._backend, threads=self._threads)
+        mirror = self.mirror(variant)
+        return Deriver(self._store, self.records, variant, mirror, self._backend, key=self._key, threads=self._threads)
 
     def _inverses_of(self, variant: Variant) -> Inverses:
         if variant not in self._inverses:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deltad.delta.coding import CODERS
 from deltad.delta.record import EdgeRef, VersionRecord
-from deltad.errors import CoderError, DeltadError, LimitError, NotFoundError, PeerError, StoreError
+from deltad.errors import CoderError, DeltadError, LimitError, NotFoundError, PeerError, StoreError, UntrustedError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.protocol.backoff import Backoff
 from deltad.protocol.hints import Hint, Hints
@@ -32,6 +32,7 @@ from deltad.protocol.pull_decisions import (
 )
 from deltad.protocol.pull_plan import Arrived, VersionPlan, Wanted, parse_record
 from deltad.protocol.pull_ways import Graph, Holdings
+from deltad.protocol.trust import TrustList
 from deltad.types import Digest, RunId, Version, VersionId
 
 
@@ -49,6 +50,8 @@ class PullPolicy:
     longest_delay: float = 30.0
     refused_delay: float = 30.0
     """How long a version that contradicts itself, or an edge that the peer lacks, is left alone."""
+    trust: TrustList = field(default_factory=TrustList)
+    """Whose records, and whose derived edges, are believed."""
     coders: frozenset[int] = CODERS
     """The coders that this daemon reads. Edges that need others are left alone."""
     chain_bytes: int = 64 << 20
@@ -151,9 +154,14 @@ class Pull:
     def record_seen(self, data: bytes, now: float, *, asked: Version | None = None) -> VersionRecord:
         """The peer sent a record, in answer to a `FetchRecord` (`asked`) or as its latest.
 
-        Raises PeerError and believes nothing if it is malformed, or another than was asked for.
+        Raises PeerError and believes nothing if it is malformed, another than was asked for, or signed by nobody who
+        is trusted for it.
         """
         record = parse_record(data, self.run, self.peer, asked, limits=self._limits)
+        try:
+            self._policy.trust.check_record(record)
+        except UntrustedError as untrusted:
+            raise PeerError(self.peer, found=str(untrusted)) from None
         version = record.version
         self._asked.discard(asked)
         self._backoffs.pop(version, None)
@@ -493,8 +501,10 @@ class Pull:
         roots = {
             name: root for name, edge in edges.items() if (root := graph.base_root(seen.record, edge, name)) is not None
         }
-        coders = self._policy.coders
-        return VersionPlan(seen.record, seen.data, edges, roots, coders=coders, limits=self._limits)
+        policy = self._policy
+        return VersionPlan(
+            seen.record, seen.data, edges, roots, coders=policy.coders, trust=policy.trust, limits=self._limits
+        )
 
     # What is wrong, and for how long.
 

@@ -19,6 +19,7 @@ from deltad.delta.manifest import Manifest, PageRef, decode_manifest, decode_pag
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord, decode_record
 from deltad.errors import CoderError, DeltadError, FormatError, IntegrityError, LimitError, PeerError
 from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.protocol.trust import TrustList
 from deltad.types import DIGEST_BYTES, Digest, RunId, Version, VersionId
 
 
@@ -160,13 +161,16 @@ class VersionPlan:
         base_roots: Mapping[str, bytes],
         *,
         coders: frozenset[int] = CODERS,
+        trust: TrustList | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        """`edges` and, for deltas, `base_roots` by name of variant; `coders` are those read here. Raises LimitError."""
+        """`edges` and, for deltas, `base_roots` by name of variant; `coders` are those read here, and `trust` says
+        whose derived edges are believed. Raises LimitError."""
         self.record = record
         self.data = data
         self.edges = dict(edges)
         self._coders = coders
+        self._trust = trust or TrustList()
         self._limits = limits
         self._open: dict[Wanted, list[tuple[_Part, PageRef | None]]] = {}
         self._storing: set[Wanted] = set()
@@ -251,6 +255,8 @@ class VersionPlan:
                 self._agree(part)
             elif isinstance(arrived.content, Manifest):
                 check_coders(arrived.content, self._coders)
+                if arrived.wanted.digest in self.derived:
+                    self._trust.check_derived(arrived.content)
                 part.manifest = arrived.content
                 self._agree(part)
             elif page is not None:

@@ -20,10 +20,12 @@ from deltad.delta.digest import pack_sums, root_of
 from deltad.delta.encoding import encode
 from deltad.delta.fold import StoredDelta, fold
 from deltad.delta.frame import read_headers
+from deltad.delta.keys import SigningKey
 from deltad.delta.layout import Layout
 from deltad.delta.manifest import EdgeKind, Manifest, PageRef, State
 from deltad.delta.proof import Ledger, prove_beside
 from deltad.delta.record import VersionRecord
+from deltad.delta.signing import sign
 from deltad.delta.weights import hash_weights
 from deltad.errors import ConflictError, IntegrityError, NotFoundError
 from deltad.store.derived import DerivedEdge
@@ -62,13 +64,23 @@ class Deriver:
     """Makes the derived edges of one variant of one run. Methods block, and may be called from any thread."""
 
     def __init__(
-        self, store: Store, run: RunStore, variant: Variant, mirror: Mirror, backend: Backend, *, threads: int = 1
+        self,
+        store: Store,
+        run: RunStore,
+        variant: Variant,
+        mirror: Mirror,
+        backend: Backend,
+        *,
+        key: SigningKey | None = None,
+        threads: int = 1,
     ) -> None:
+        """`key` signs what is made, for daemons that pull it."""
         self._store = store
         self._run = run
         self._variant = variant
         self._mirror = mirror
         self._backend = backend
+        self._key = key
         self._threads = threads
 
     def make_edge(self, base: Version, target: Version, *, mode: Mode = "blind") -> Made:
@@ -242,4 +254,5 @@ class Deriver:
         )
 
     def _catalogue(self, manifest: Manifest, *, local: bool) -> DerivedEdge:
-        return self._run.add_edge(self._store.put(encode(manifest)), local=local)
+        signed = sign(manifest, self._key) if self._key else manifest
+        return self._run.add_edge(self._store.put(encode(signed)), local=local)

@@ -18,11 +18,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import numpy as np
 
 from bench import anchors, pairs, rivals, slices
@@ -208,7 +209,9 @@ def _sizes(coder: Backend, *, quick: bool) -> Iterator[Measurement]:
     off_grid = [sizes for sizes in single if sizes.pair.run.kind == "off-grid"]
     for mode in ("dense", "mid", "fast"):
         share = partial(Sizes.against_weights, mode=mode)
-        yield replace(_both("", off_grid, share, note)[0], name=f"{_MODES[mode]} / all weights, {_OFF_GRID}")
+        yield msgspec.structs.replace(
+            _both("", off_grid, share, note)[0], name=f"{_MODES[mode]} / all weights, {_OFF_GRID}"
+        )
     yield from anchors.sizes(slices.load(there[0]) if quick else pairs.load(there[0]), coder)
 
 

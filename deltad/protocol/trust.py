@@ -14,7 +14,7 @@ from deltad.delta.keys import PublicKey
 from deltad.delta.manifest import EdgeKind, Manifest
 from deltad.delta.record import VersionRecord
 from deltad.delta.signing import is_signed_by
-from deltad.errors import UntrustedError
+from deltad.errors import IntegrityError, UntrustedError
 from deltad.types import RunId
 
 ANY_RUN = "*"
@@ -57,7 +57,10 @@ class TrustList:
     def check_derived(self, manifest: Manifest) -> None:
         """Like `check_record`, for an edge that no record names; the publisher may derive as well."""
         thing = f"{manifest.kind} to {manifest.target.version} of {manifest.run}"
-        assert manifest.kind is not EdgeKind.DELTA, "a delta is named by its record"
+        if manifest.kind is EdgeKind.DELTA:
+            raise IntegrityError(
+                thing, expected="a skip delta or an anchor, or a record that names it", found="neither"
+            )
         self._check(manifest, manifest.run, Scope.DERIVE, thing)
 
     def _check(self, signed: VersionRecord | Manifest, run: str, scope: Scope, thing: str) -> None:

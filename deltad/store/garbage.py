@@ -100,6 +100,13 @@ class _Collector:
             if not verdicts[candidate.record.version].kept:
                 with suppress(IntegrityError, FormatError):  # what it leads to goes as what nobody leads to
                     self._note(candidate.record, self._needs.released)
+        if self._store.objects.quarantine.damaged():
+            # The graph leaves out what is set aside. If it describes one that is kept, this ends here, before any
+            # way to that one is let go.
+            for candidate in candidates:
+                if verdicts[candidate.record.version].kept:
+                    for _ in self._objects_of(candidate.record):
+                        pass
 
         def choose(candidates: list[Candidate]) -> Container[Version]:
             # What has become droppable in between waits for the next time.

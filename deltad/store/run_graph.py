@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from deltad.delta.record import EdgeRef, VersionRecord
-from deltad.errors import FormatError, NotFoundError
+from deltad.errors import DeltadError, FormatError, NotFoundError
 from deltad.store.graph import Edge, VersionGraph, joins
 from deltad.store.path import Hop, Path
 from deltad.types import Digest, RunId, Version, VersionId
@@ -112,6 +112,16 @@ class RunGraph:
         with self._lock:
             return question(self._current(variant).graph)
 
+    def is_led_to(self, version: Version, variant: str, gone: Collection[Digest] = ()) -> bool:
+        """Whether a way leads from an anchor to a version without the edges `gone`."""
+        with self._lock:
+            graph = self._current(variant).graph
+            try:
+                graph.path(VersionId(self._run.run, version), left=dict.fromkeys(gone))
+            except NotFoundError:
+                return False
+            return True
+
     def join(self, version: Version, variant: str) -> Edge | None:
         """The last edge of the cheapest way to a version from an anchor; None if there is no such way."""
         with self._lock:
@@ -127,9 +137,15 @@ class RunGraph:
                 self._parts[variant] = _Part(VersionGraph(variant), grown)
             part = self._parts[variant]
             grown, part.grown = part.grown, []
-        while grown:
-            bases = [base for version in grown for base in self._add(part, version)]
-            grown = [version for base in bases for version in self._reach(part, base)]
+        try:
+            while grown:
+                bases = [base for version in grown for base in self._add(part, version)]
+                grown = [version for base in bases for version in self._reach(part, base)]
+        except DeltadError:
+            # Half of it is not the graph; it is built anew when it is asked for again.
+            with self._growing:
+                self._parts.pop(variant, None)
+            raise
         return part
 
     def _add(self, part: _Part, version: VersionId) -> list[VersionId]:

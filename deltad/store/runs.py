@@ -33,7 +33,7 @@ import msgspec
 from deltad.delta.layout import decode_layout
 from deltad.delta.manifest import Manifest, decode_manifest
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord, decode_record
-from deltad.errors import DeltadError, FormatError, IntegrityError, NotFoundError, StoreFullError
+from deltad.errors import ConflictError, DeltadError, FormatError, IntegrityError, NotFoundError, StoreFullError
 from deltad.limits import Limits
 from deltad.protocol.publish import check_same, check_successor, is_gap
 from deltad.protocol.target import Targets
@@ -282,10 +282,27 @@ class RunStore:
             return edge
 
     def drop_edges(self, manifests: Collection[Digest]) -> None:
-        """Take derived edges out of the catalogue; a collection removes their objects. Raises StoreError."""
+        """Take derived edges out of the catalogue; a collection removes their objects.
+
+        Raises ConflictError, and changes nothing, if nothing else would lead newcomers to a version that is held;
+        StoreError.
+        """
         with self._writer, self.graph.held():
+            for edge in self._derived.all():
+                if Digest(edge.manifest) in manifests and self._hangs_on(edge, manifests):
+                    raise ConflictError(
+                        f"the {edge.kind} to {VersionId(self.run, edge.target)} variant {edge.variant}",
+                        expected="another way to that version from an anchor",
+                        found="none",
+                        hint="it is kept while the version is",
+                    )
             self._derived.remove(manifests)
             self.graph.forget()
+
+    def _hangs_on(self, edge: DerivedEdge, gone: Collection[Digest]) -> bool:
+        """Whether newcomers come to the target of an edge, and do not without those that are to go."""
+        led, left = (self.graph.is_led_to(edge.target, edge.variant, without) for without in ((), gone))
+        return led and not left
 
     def derived(self) -> list[DerivedEdge]:
         """All derived edges of the run."""

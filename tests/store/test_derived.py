@@ -10,7 +10,7 @@ import pytest
 
 from deltad.delta.encoding import encode, sha256
 from deltad.delta.manifest import EdgeKind, decode_manifest
-from deltad.errors import FormatError, IntegrityError, NotFoundError
+from deltad.errors import ConflictError, FormatError, IntegrityError, NotFoundError
 from deltad.store.garbage import GRACE_SECONDS, collect
 from deltad.store.leases import LEASE_SECONDS
 from deltad.store.retention import Retention
@@ -230,3 +230,22 @@ def test_a_power_cut_in_a_commit_over_a_derived_edge_leaves_the_version_whole_or
         tried += 1
     print(f"the power was cut in {tried} ways")
     assert tried
+
+
+def test_an_edge_without_which_nothing_leads_to_a_version_is_not_dropped(lineage: Lineage, skip: Skip) -> None:
+    store = opened(MemoryDisk())
+    run = store.run(lineage.versions[0].run)
+    lineage.versions[0].commit_into(store)
+    for data in (*skip.objects.values(), *lineage.versions[6].objects.values()):
+        store.put(data)
+    run.commit(lineage.versions[6].data, [skip.manifest])
+    with pytest.raises(ConflictError, match="another way to that version"):
+        run.drop_edges([skip.manifest])
+    assert way(run, 7) == [(None, 1), (1, 7)]
+    anchor = lineage.skip(lineage.versions[6], lineage.versions[6])
+    anchor.put_into(store)
+    run.add_edge(anchor.manifest)
+    with pytest.raises(ConflictError):
+        run.drop_edges([skip.manifest, anchor.manifest])
+    run.drop_edges([skip.manifest])
+    assert way(run, 7) == [(None, 7)]

@@ -285,6 +285,20 @@ def test_a_damaged_description_stops_the_collection_before_any_object_goes(tmp_p
     assert set(store.objects.sizes()) == before
 
 
+def test_while_a_description_of_a_kept_version_is_damaged_no_way_to_it_is_let_go(tmp_path: Path) -> None:
+    clock = Clock()
+    store = Store.open(tmp_path / "s", limits=LIMITS, clock=clock)
+    for version in LINEAGE.versions[:4]:
+        version.commit_into(store)
+    clock.now += GRACE_SECONDS + LEASE_SECONDS
+    manifest = Digest(LINEAGE.versions[3].record.variants[0].edges[0].manifest)
+    overwrite(store, manifest, b"rot")
+    store.objects.examine(manifest)
+    with pytest.raises((IntegrityError, NotFoundError)):
+        collect(store, {RUN: Retention(versions=1)})
+    assert [record.version.number for record in store.run(RUN).records()] == [1, 2, 3, 4]
+
+
 def test_the_newest_version_stays_whatever_the_bounds() -> None:
     candidates = [Candidate(version.record, age=1e9, bytes=1 << 60) for version in LINEAGE.versions]
     joins = Place(12).store.run(RUN).join

@@ -43,12 +43,15 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Files of tests run side by side: they have processes, sockets and directories of their own.
+JOBS   ?= 2
+
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # More examples for every property, and the tests that take minutes: the demo as a user runs it, on the real model.
 test-full: $(STAMP)
-	DELTAD_TEST_FULL=1 HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(ARGS)
+	DELTAD_TEST_FULL=1 HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: lint test
 

@@ -92,7 +92,11 @@ def test_any_text_is_a_public_key_in_its_one_spelling_or_refused(text: str) -> N
     assert len(key.data) == 32
 
 
-@pytest.mark.parametrize("data", [b"", b"hunter2", SigningKey.new().pem()[:-40], b"-----BEGIN PRIVATE KEY-----\n"])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"hunter2", SigningKey.new().pem()[:-40], b"-----BEGIN PRIVATE KEY-----\n"],
+    ids=["nothing", "a word", "a torn key", "a first line"],
+)
 def test_what_is_no_private_key_is_refused_and_not_repeated(data: bytes) -> None:
     with pytest.raises(FormatError, match="Ed25519") as refused:
         SigningKey.from_pem(data)

@@ -319,8 +319,8 @@ def test_no_more_is_read_in_any_time_than_the_budget_allows(
         read.append((now, size))
         now += idle
     for i, (since, first) in enumerate(read):
-        for at, last in read[i + 1 :]:
-            between = sum(size for when, size in read[i:] if when <= at) - last
+        for end in range(i + 1, len(read)):
+            at, between = read[end][0], sum(size for _, size in read[i:end])
             assert between <= budget * (at - since + 1) * 1.001 + first + 1
 
 

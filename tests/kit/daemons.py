@@ -15,8 +15,12 @@ TOKEN = "a-token-that-only-the-tests-know"
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on now, below those that outgoing connections are given."""
-    for port in range(15_000 + os.getpid() % 4000, 20_000):
+    """A TCP port that nobody listens on now, below those that outgoing connections are given.
+
+    Test runs side by side choose from different ones.
+    """
+    mine = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8
+    for port in range(15_000 + os.getpid() % 500 * 8 + mine, 20_000, 8):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

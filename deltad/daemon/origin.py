@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
+import numpy as np
 import structlog
 
 from deltad.checkpoint.aligned import Aligned
@@ -26,11 +27,11 @@ from deltad.daemon.break_even import may_win, smaller_anchor
 from deltad.delta import FORMAT
 from deltad.delta.backend import Backend, Mode
 from deltad.delta.codec import EdgeEncoder, sum_weights
-from deltad.delta.digest import pack_sums, root_of
+from deltad.delta.digest import U64, pack_sums, root_of
 from deltad.delta.encoding import encode
 from deltad.delta.keys import SigningKey
 from deltad.delta.layout import Layout
-from deltad.delta.manifest import EdgeKind, Manifest, State
+from deltad.delta.manifest import ChunkRef, EdgeKind, Manifest, PageRef, State
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
 from deltad.delta.signing import sign
 from deltad.delta.weights import Weights, hash_weights
@@ -38,7 +39,7 @@ from deltad.errors import BaseMismatchError, CheckpointError, ConflictError, Int
 from deltad.protocol.mode import UNMEASURED, ModeChoice
 from deltad.protocol.publish import check_writer, is_gap
 from deltad.store.disk import remove_tree
-from deltad.store.edge_chunks import store_chunks
+from deltad.store.edge_chunks import store_chunks, store_pages
 from deltad.store.leases import READ_SECONDS
 from deltad.store.mirror import Mirror
 from deltad.store.needs import unreachable
@@ -95,6 +96,23 @@ class _Place:
     parent: VersionRecord | None
     mirror: Mirror
     left: VersionRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What ranks handed over of a step, all together: the changes from version `base`.
+
+    `sums` and `base_sums` are the element sums of the target and of the base, shape [tensors, 2].
+    """
+
+    layout: Layout
+    files: Mapping[str, bytes]
+    base: Version
+    chunks: tuple[ChunkRef, ...]
+    sums: U64
+    base_sums: U64
+    coders: tuple[int, ...]
+    changed: int
 
 
 class Origin:
@@ -166,6 +184,52 @@ class Origin:
         seconds = Seconds(settle=how.get("settle", 0.0), encode=time.monotonic() - started)
         is_anchor = record.variants[0].edges[0].kind is EdgeKind.ANCHOR
         return Published(record, already=False, seconds=seconds, coding=None if is_anchor else coding)
+
+    def publish_handed(self, handed: Handed, number: int, **how: Unpack[PublishOptions]) -> Published:
+        """Make what ranks handed over against the newest version the next one. Their chunks are durable.
+
+        Raises ConflictError where the run has gone on meanwhile, BaseMismatchError where the ranks compared with
+        other weights than were published.
+        """
+        started = time.monotonic()
+        latest = self._run.latest()
+        if epoch := how.get("epoch", 0):
+            check_writer(self._run.run, latest, epoch)
+        if latest is None or latest.version != handed.base or number <= latest.version.number:
+            raise ConflictError(
+                f"step {number} of run {self._run.run}, made from {handed.base}",
+                expected=f"a step after {latest.version}, the newest, made from it"
+                if latest
+                else "a run with versions",
+                found="another",
+                hint="hand over this step whole; if the trainer resumed from an earlier step, with `resume_from`",
+            )
+        layout = handed.layout
+        if self._mirror.layout(latest).table_digest != layout.table_digest:
+            raise BaseMismatchError(f"{latest.id}", expected="the tensors that the ranks hold", found="others")
+        wrong = np.flatnonzero((self._mirror.sums(latest) != handed.base_sums).any(axis=1))
+        if wrong.size:
+            raise BaseMismatchError(
+                f"what the ranks compared {layout.tensors[int(wrong[0])].name!r} with",
+                expected=f"the weights of {latest.id}",
+                found="others",
+                hint="hand over this step whole",
+            )
+        self._store.put(layout.encode())
+        for file in layout.files:
+            self._store.put(handed.files[file.name])
+        version = Version(latest.version.epoch, number)
+        pages = store_pages(self._store, handed.chunks)
+        state = State(latest.version, self._root_of(latest))
+        coders, changed = handed.coders, handed.changed
+        manifest = self._manifest(layout, EdgeKind.DELTA, version, handed.sums, pages, coders, changed, base=state)
+        edge = self._put_manifest(manifest)
+        place = _Place(version, latest.sequence + 1, latest, self._mirror)
+        record = self._record(layout, place, (edge,), manifest.target.root, how.get("identity", ""), "memory")
+        record = sign(record, self._key) if self._key else record
+        self._run.commit(record.encode())
+        seconds = Seconds(settle=how.get("settle", 0.0), encode=time.monotonic() - started)
+        return Published(record, already=False, seconds=seconds, coding=how.get("coding"))
 
     @contextmanager
     def _beginning(self, base: VersionId | None) -> Iterator[VersionRecord | None]:
@@ -268,7 +332,12 @@ class Origin:
             self._store.put(checkpoint.file_bytes(file.name))
         manifests = self._encode_edges(checkpoint, place, mode)
         edges = tuple(self._put_manifest(manifest) for manifest in manifests)
-        layout = checkpoint.layout
+        root = manifests[0].target.root
+        return self._record(checkpoint.layout, place, edges, root, identity, checkpoint.directory.name)
+
+    def _record(  # noqa: PLR0917
+        self, layout: Layout, place: _Place, edges: tuple[EdgeRef, ...], root: bytes, identity: str, source: str
+    ) -> VersionRecord:
         return VersionRecord(
             format=FORMAT,
             least_reader=FORMAT,
@@ -276,13 +345,11 @@ class Origin:
             version=place.version,
             parent=place.parent.version if place.parent else None,
             sequence=place.sequence,
-            variants=(
-                VariantRecord(self._variant, layout.digest, len(layout.encode()), manifests[0].target.root, edges),
-            ),
+            variants=(VariantRecord(self._variant, layout.digest, len(layout.encode()), root, edges),),
             parent_run=place.parent.run if place.parent and place.parent.run != self._run.run else "",
             identity=identity,
             created_ns=time.time_ns(),
-            source=checkpoint.directory.name,
+            source=source,
         )
 
     def _put_manifest(self, manifest: Manifest) -> EdgeRef:
@@ -383,8 +450,35 @@ class Origin:
         reason: str,
         hashes: bytes = b"",
     ) -> Manifest:
-        pages, chunk_bytes = store_chunks(self._store, encoder.chunks())
-        layout = encoder.layout
+        pages = store_chunks(self._store, encoder.chunks())
+        changed = int(encoder.changed.sum())
+        return self._manifest(
+            encoder.layout,
+            kind,
+            version,
+            encoder.sums,
+            pages,
+            encoder.coders,
+            changed,
+            base=base,
+            reason=reason,
+            hashes=hashes,
+        )
+
+    def _manifest(  # noqa: PLR0917
+        self,
+        layout: Layout,
+        kind: EdgeKind,
+        version: Version,
+        sums: U64,
+        pages: tuple[tuple[PageRef, ...], int],
+        coders: tuple[int, ...],
+        changed: int,
+        *,
+        base: State | None,
+        reason: str = "",
+        hashes: bytes = b"",
+    ) -> Manifest:
         return Manifest(
             format=FORMAT,
             least_reader=FORMAT,
@@ -393,13 +487,13 @@ class Origin:
             variant=self._variant,
             layout=layout.digest,
             base=base,
-            target=State(version, encoder.root),
-            sums=pack_sums(encoder.sums),
-            pages=pages,
-            coders=encoder.coders,
-            changed=int(encoder.changed.sum()),
+            target=State(version, root_of(layout, sums)),
+            sums=pack_sums(sums),
+            pages=pages[0],
+            coders=coders,
+            changed=changed,
             elements=sum(spec.lanes for spec in layout.tensors),
-            chunk_bytes=chunk_bytes,
+            chunk_bytes=pages[1],
             reason=reason,
             tensor_sha256=hashes,
         )

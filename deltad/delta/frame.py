@@ -385,10 +385,17 @@ def _check_disjoint(rects: Sequence[Rect], layout: Layout) -> None:
         if len(group) == 1:
             continue
         shape = layout.tensors[tensor].lane_shape
-        if not shape or _overlap(group, shape):
+        if not disjoint(group, shape):
             raise FormatError(
                 f"frame: rectangles of tensor {layout.tensors[tensor].name[:120]!r}", expected="disjoint ones"
             )
+
+
+def disjoint(rects: Sequence[Rect], shape: Sequence[int]) -> bool:
+    """Whether no two of some rectangles of one tensor have a lane in common."""
+    if len(rects) < 2:
+        return True
+    return bool(shape) and not _overlap(rects, shape)
 
 
 def _overlap(rects: Sequence[Rect], shape: Sequence[int]) -> bool:

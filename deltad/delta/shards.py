@@ -8,8 +8,8 @@ its frames change leads from the base's to them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -103,6 +103,8 @@ class ShardEncoder:
     mode: Mode = "blind"
     limits: Limits = DEFAULT_LIMITS
     threads: int = 1
+    reading: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Entered for as long as a frame's lanes are looked at."""
     sums: U64 = field(init=False)
     changed: int = field(init=False, default=0)
     coders: tuple[int, ...] = field(init=False, default=())
@@ -138,6 +140,10 @@ class ShardEncoder:
         self.coders = tuple(sorted(builder.coders))
 
     def _encode(self, group: Group) -> _Encoded:
+        with self.reading():
+            return self._read(group)
+
+    def _read(self, group: Group) -> _Encoded:
         rects = tuple(piece.rect for piece in group)
         writer = FrameWriter(self.layout, self.backend, self.mode, self.limits)
         new = _segments(self.target, group)
@@ -176,7 +182,7 @@ class ShardCopy:
         self.sources: list[Source] = [ArraySource(array) for array in arrays]
 
     def apply(self, chunks: Sequence[bytes], *, limits: Limits = DEFAULT_LIMITS) -> None:
-        """Play the rank's own chunks, as `ShardEncoder` made them. Raises IntegrityError for a frame that is damaged."""
+        """Play the rank's own chunks, as `ShardEncoder` made them."""
         for data in chunks:
             for stored in stored_frames(data, self._layout, limits=limits):
                 self._play(stored)
@@ -207,7 +213,7 @@ class ShardCopy:
         """The part of a shard that a frame's rectangle is, which the encoder cut as one run of the shard."""
         for shard, array in self._by_tensor.get(rect.tensor, ()):
             offset = tuple(a - b for a, b in zip(rect.offset, shard.offset, strict=True))
-            if all(0 <= o and o + e <= s for o, e, s in zip(offset, rect.extent, shard.extent, strict=True)):
+            if all(o >= 0 and o + e <= s for o, e, s in zip(offset, rect.extent, shard.extent, strict=True)):
                 start = Rect(rect.tensor, offset, rect.extent).flat_start(shard.extent)
                 return array[start : start + rect.lanes]
         raise ValueError(f"{rect} is not of this rank's shards")

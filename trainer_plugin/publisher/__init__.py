@@ -10,7 +10,7 @@ Nothing is gathered and nothing is written to a disk of the trainer's. Training 
 cannot be published is skipped, with the reason counted.
 """
 
-from trainer_plugin.publisher.publisher import Counters, Handle, OnLate, Outcome, Publisher
+from trainer_plugin.publisher.publisher import Counters, Handle, OnBusy, OnLate, Outcome, Publisher
 from trainer_plugin.publisher.shards import Held
 
-__all__ = ["Counters", "Handle", "Held", "OnLate", "Outcome", "Publisher"]
+__all__ = ["Counters", "Handle", "Held", "OnBusy", "OnLate", "Outcome", "Publisher"]

@@ -39,6 +39,8 @@ from trainer_plugin.publisher.shards import Held, LiveShards, room_for
 OnLate = Literal["wait", "copy", "abandon"]
 """What becomes of a step whose weights are not all read when the optimizer is about to change them: training waits,
 they are copied, or the step is not published."""
+OnBusy = Literal["skip", "wait"]
+"""What becomes of a step while the one before is on its way: it is not published, or training waits."""
 PublishAs = Literal["source", "bf16"]
 
 _JOIN_SECONDS = 60.0
@@ -116,6 +118,7 @@ class Publisher:
         files: Path | str | Mapping[str, bytes] | None = None,
         publish_as: PublishAs = "source",
         on_late: OnLate = "wait",
+        on_busy: OnBusy = "skip",
         resume_from: str = "",
         new_epoch: bool = False,
         rank: int | None = None,
@@ -138,7 +141,7 @@ class Publisher:
         self.counters = Counters()
         self._files = _read_files(files)
         self._publish_as = publish_as
-        self._on_late = on_late
+        self._on_late, self._on_busy = on_late, on_busy
         self._resume_from, self._new_epoch = resume_from, new_epoch
         self._baseline = None if baseline is None else Path(baseline)
         self._threads = threads
@@ -156,9 +159,11 @@ class Publisher:
 
         `tensors`: a module, a mapping from names to tensors or DTensors, or a sequence of `Held`. Names are those
         of the published checkpoint. Every rank has to call it for the same step. While an earlier step is on its
-        way, this one is skipped.
+        way on any rank, this one is skipped, or waits for it (`on_busy`).
         """
         handle = Handle(self, number)
+        if self._on_busy == "wait":
+            self.close()
         busy = self._thread is not None and self._thread.is_alive()
         if self._ranks.agree(busy):
             self._skip(handle, "busy", "the step before is still on its way")

@@ -24,6 +24,7 @@ from deltad.checkpoint.baseline import keep_baseline, open_baseline
 from deltad.checkpoint.directory import Checkpoint, open_checkpoint, require_config
 from deltad.client.messages import Seconds
 from deltad.daemon.break_even import may_win, smaller_anchor
+from deltad.daemon.same_model import check_same_table, what_changed
 from deltad.delta import FORMAT
 from deltad.delta.backend import Backend, Mode
 from deltad.delta.codec import EdgeEncoder, sum_weights
@@ -35,7 +36,7 @@ from deltad.delta.manifest import ChunkRef, EdgeKind, Manifest, PageRef, State
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
 from deltad.delta.signing import sign
 from deltad.delta.weights import Weights, hash_weights
-from deltad.errors import BaseMismatchError, CheckpointError, ConflictError, IntegrityError, NotFoundError
+from deltad.errors import BaseMismatchError, ConflictError, IntegrityError, NotFoundError
 from deltad.protocol.mode import UNMEASURED, ModeChoice
 from deltad.protocol.publish import check_writer, is_gap
 from deltad.store.disk import remove_tree
@@ -379,7 +380,7 @@ class Origin:
             return self._anchor(checkpoint, version, "first version")
         before = place.mirror.layout(parent)
         if before.table_digest != checkpoint.layout.table_digest:
-            return self._anchor(checkpoint, version, _what_changed(before, checkpoint, str(parent.id)))
+            return self._anchor(checkpoint, version, what_changed(before, checkpoint, str(parent.id)))
         if parent.run == self._run.run and parent.version in unreachable(
             self._store, self._run.run, self._store.objects.quarantine.damaged()
         ):
@@ -503,50 +504,3 @@ def _same_variants(record: VersionRecord, latest: VersionRecord) -> bool:
     return [(v.name, v.layout, v.root) for v in record.variants] == [
         (v.name, v.layout, v.root) for v in latest.variants
     ]
-
-
-def check_same_table(before: Layout, checkpoint: Checkpoint, base: str) -> None:
-    """Raises CheckpointError where a checkpoint has other tensors than the version that it is to be made from."""
-    if before.table_digest != checkpoint.layout.table_digest:
-        raise CheckpointError(
-            f"{checkpoint.directory}",
-            expected=f"the tensors of {base}, from which it is to begin",
-            found=_what_changed(before, checkpoint, base),
-            hint="begin from a version of the same layout, or publish this one by itself",
-        )
-
-
-def check_same_model(before: Layout, after: Layout, directory: Path, latest: str) -> None:
-    """Raises CheckpointError where `directory` holds another model than `latest`: most tensors are not the same."""
-    old, new = _table(before), _table(after)
-    same = sum(old[name] == new[name] for name in old.keys() & new.keys())
-    if 2 * same >= len(old):
-        return
-    # A trainer's fp32 copy of the same weights, as far as the table tells.
-    wider = sum(("BF16", *new[name][1:]) == old[name] for name in old.keys() & new.keys() if new[name][0] == "F32")
-    raise CheckpointError(
-        f"{directory}",
-        expected=f"the model of {latest} ({len(old)} tensors)",
-        found=f"another one: only {same} of {len(new)} tensors have the same name, dtype and shape",
-        hint='these weights are fp32; `publish_as = "bf16"` in the [[watch]] of the run publishes them in bf16'
-        if 2 * (same + wider) >= len(old)
-        else "publish another model as another run",
-    )
-
-
-def _table(layout: Layout) -> dict[str, tuple[str, tuple[int, ...], str]]:
-    return {spec.name: (spec.dtype, spec.shape, spec.alias_of) for spec in layout.tensors}
-
-
-def _what_changed(before: Layout, checkpoint: Checkpoint, latest: str) -> str:
-    """Why an anchor is needed, in words. Raises CheckpointError for what is another model altogether."""
-    check_same_model(before, checkpoint.layout, checkpoint.directory, latest)
-    old, new = _table(before), _table(checkpoint.layout)
-    added, removed = sorted(new.keys() - old.keys()), sorted(old.keys() - new.keys())
-    changed = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
-    parts = [
-        f"{len(names)} tensors {what} (first {names[0]})"
-        for what, names in (("added", added), ("removed", removed), ("reshaped or retyped", changed))
-        if names
-    ]
-    return "; ".join(parts)

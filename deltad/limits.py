@@ -46,6 +46,8 @@ class Limits:
     report_bytes: int = 1 * MIB
     variants: int = 16
     runs: int = 1024
+    ranks: int = 65_536
+    join_bytes: int = 256 * MIB
     long_poll_seconds: float = 60.0
     disk_reserve_bytes: int = 64 * MIB
 

@@ -11,7 +11,7 @@ import msgspec
 from deltad.checkpoint.directory import Checkpoint, open_checkpoint
 from deltad.daemon.break_even import may_win, smaller_anchor
 from deltad.daemon.describe import coder_names
-from deltad.daemon.origin import check_same_model
+from deltad.daemon.same_model import check_same_model
 from deltad.delta import FORMAT
 from deltad.delta.backend import Mode, choose
 from deltad.delta.codec import EdgeEncoder, sum_weights

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import http.client
 import socket
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 
+from deltad.client.handover import HandOverReply, JoinReply, JoinRequest
 from deltad.client.messages import (
     CollectReply,
     CollectRequest,
@@ -106,6 +109,20 @@ class Client:
         """Publish a checkpoint directory of the daemon's host; answers once the version is durable there."""
         return self._post(PublishReply, f"/v1/runs/{quote(run, safe='')}/publish", request, wait=timeout)
 
+    def join(self, run: str, request: JoinRequest) -> JoinReply:
+        """Join the ranks that publish a run from memory; answers once all have joined."""
+        path = f"/v1/runs/{quote(run, safe='')}/ranks"
+        return self._decoded(JoinReply, self._send("POST", path, msgspec.msgpack.encode(request), wait=request.wait))
+
+    def hand_over(self, run: str, body: Iterable[bytes], *, timeout: float = WORK_SECONDS) -> HandOverReply:
+        """Hand over a rank's share of a step, as `deltad.client.handover.body` makes it.
+
+        Answers once the version that all ranks make is durable. An error that `body` raises breaks the request off,
+        and is raised.
+        """
+        path = f"/v1/runs/{quote(run, safe='')}/steps"
+        return self._decoded(HandOverReply, self._send("POST", path, body, wait=timeout))
+
     def pull(self, run: str, wait: float = 60.0) -> VersionInfo | None:
         """Pull now what the upstreams have, for up to `wait` seconds; the newest version after that."""
         path = f"/v1/runs/{quote(run, safe='')}/pull"
@@ -190,7 +207,9 @@ class Client:
     def _json(
         self, kind: type[Reply], method: str, path: str, *, body: bytes | None = None, wait: float = 0.0
     ) -> Reply:
-        data = self._exchange(method, path, body=body, wait=wait, limit=_REPLY_BYTES)
+        return self._decoded(kind, self._exchange(method, path, body=body, wait=wait, limit=_REPLY_BYTES))
+
+    def _decoded(self, kind: type[Reply], data: bytes) -> Reply:
         try:
             return msgspec.json.decode(data, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -198,12 +217,29 @@ class Client:
 
     def _exchange(self, method: str, path: str, *, limit: int, body: bytes | None = None, wait: float = 0.0) -> bytes:
         """One request on a connection of its own. `wait`: seconds that the daemon was asked to take."""
+        return self._send(method, path, body, wait=wait, limit=limit, content="application/json")
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: bytes | Iterable[bytes] | None,
+        *,
+        wait: float,
+        limit: int = _REPLY_BYTES,
+        content: str = "application/octet-stream",
+    ) -> bytes:
         connection = _UnixConnection(self._path, self._timeout + max(wait, 0.0))
         headers = {"Host": "deltad", "Connection": "close"}
         if body is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = content
+        chunked = body is not None and not isinstance(body, bytes)
+        if chunked:
+            headers["Transfer-Encoding"] = "chunked"
         try:
-            connection.request(method, path, body=body, headers=headers)
+            # A daemon that refuses may close before it has read all; its answer says why.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, path, body=body, headers=headers, encode_chunked=chunked)
             with connection.getresponse() as response:
                 data = self._read(response, limit)
         except TimeoutError:

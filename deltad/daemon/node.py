@@ -10,6 +10,7 @@ import re
 import shutil
 import time
 import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Unpack
 
@@ -17,6 +18,7 @@ import msgspec
 import structlog
 
 import deltad
+from deltad.client.handover import HandedOver, HandOver, HandOverReply, JoinReply, JoinRequest
 from deltad.client.messages import (
     CollectReply,
     CollectRequest,
@@ -42,9 +44,10 @@ from deltad.client.messages import (
 )
 from deltad.config import Config
 from deltad.daemon.deriving import LOOK_SECONDS, Deriving
+from deltad.daemon.handing import HandOvers
 from deltad.daemon.keeping import Keeper
 from deltad.daemon.notes import Note
-from deltad.daemon.origin import Origin, Published, PublishOptions
+from deltad.daemon.origin import Handed, Origin, Published, PublishOptions
 from deltad.daemon.remarks import Remarks
 from deltad.daemon.scrubbing import Scrubbing
 from deltad.daemon.store_size import StoreSize
@@ -122,6 +125,7 @@ class Node:
             store, config.scrub, self.metrics, self.pullers, mirrors=self._mirrors, rederiver=self._rederiver
         )
         self.deriving = Deriving(store, config, self.metrics)
+        self._handovers = HandOvers(store, self.backend, self)
 
     # Runs.
 
@@ -187,13 +191,28 @@ class Node:
             published = await versions.publish(self.origin(run), directory, number, **how)
         finally:
             self._activities.pop(run, None)
+        return self._on_published(versions, published)
+
+    async def publish_handed(
+        self, run: RunId, handed: Handed, number: int, **how: Unpack[PublishOptions]
+    ) -> PublishReply:
+        """Publish what ranks handed over, and tell everyone. Raises what `Origin.publish_handed` raises."""
+        versions = self.versions_of(run)
+        return self._on_published(versions, await versions.publish_handed(self.origin(run), handed, number, **how))
+
+    def latest(self, run: RunId) -> Version | None:
+        """The newest version of a run that is held or declared."""
+        record = self.versions_of(run).records.latest()
+        return None if record is None else record.version
+
+    def _on_published(self, versions: Versions, published: Published) -> PublishReply:
         info = versions.info(published.record.version)
         if not published.already:
             self._size.came(info.delta_bytes)
             self.metrics.published(info)
             log.info(
                 "version_published",
-                run=run,
+                run=versions.run,
                 version=info.version,
                 kind=info.kind,
                 bytes=info.delta_bytes,
@@ -233,6 +252,14 @@ class Node:
         if (base := _begins_from(run, request)) is not None:
             how["begin_from"] = base
         return await self.publish_checkpoint(run, directory, number, **how)
+
+    async def join(self, run: RunId, request: JoinRequest) -> JoinReply:
+        return await self._handovers.join(run, request)
+
+    async def hand_over(
+        self, run: RunId, head: HandOver, chunks: AsyncIterator[bytes], tail: Callable[[], Awaitable[HandedOver]]
+    ) -> HandOverReply:
+        return await self._handovers.hand_over(run, head, chunks, tail)
 
     async def pull(self, run: RunId, wait: float) -> VersionInfo | None:
         pullers = [

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
+import numpy as np
 import structlog
 
 from deltad.checkpoint.aligned import Aligned
@@ -23,22 +24,23 @@ from deltad.checkpoint.baseline import keep_baseline, open_baseline
 from deltad.checkpoint.directory import Checkpoint, open_checkpoint, require_config
 from deltad.client.messages import Seconds
 from deltad.daemon.break_even import may_win, smaller_anchor
+from deltad.daemon.same_model import check_same_table, what_changed
 from deltad.delta import FORMAT
 from deltad.delta.backend import Backend, Mode
 from deltad.delta.codec import EdgeEncoder, sum_weights
-from deltad.delta.digest import pack_sums, root_of
+from deltad.delta.digest import U64, pack_sums, root_of
 from deltad.delta.encoding import encode
 from deltad.delta.keys import SigningKey
 from deltad.delta.layout import Layout
-from deltad.delta.manifest import EdgeKind, Manifest, State
+from deltad.delta.manifest import ChunkRef, EdgeKind, Manifest, PageRef, State
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord
 from deltad.delta.signing import sign
 from deltad.delta.weights import Weights, hash_weights
-from deltad.errors import BaseMismatchError, CheckpointError, ConflictError, IntegrityError, NotFoundError
+from deltad.errors import BaseMismatchError, ConflictError, IntegrityError, NotFoundError
 from deltad.protocol.mode import UNMEASURED, ModeChoice
 from deltad.protocol.publish import check_writer, is_gap
 from deltad.store.disk import remove_tree
-from deltad.store.edge_chunks import store_chunks
+from deltad.store.edge_chunks import store_chunks, store_pages
 from deltad.store.leases import READ_SECONDS
 from deltad.store.mirror import Mirror
 from deltad.store.needs import unreachable
@@ -95,6 +97,23 @@ class _Place:
     parent: VersionRecord | None
     mirror: Mirror
     left: VersionRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What ranks handed over of a step, all together: the changes from version `base`.
+
+    `sums` and `base_sums` are the element sums of the target and of the base, shape [tensors, 2].
+    """
+
+    layout: Layout
+    files: Mapping[str, bytes]
+    base: Version
+    chunks: tuple[ChunkRef, ...]
+    sums: U64
+    base_sums: U64
+    coders: tuple[int, ...]
+    changed: int
 
 
 class Origin:
@@ -166,6 +185,52 @@ class Origin:
         seconds = Seconds(settle=how.get("settle", 0.0), encode=time.monotonic() - started)
         is_anchor = record.variants[0].edges[0].kind is EdgeKind.ANCHOR
         return Published(record, already=False, seconds=seconds, coding=None if is_anchor else coding)
+
+    def publish_handed(self, handed: Handed, number: int, **how: Unpack[PublishOptions]) -> Published:
+        """Make what ranks handed over against the newest version the next one. Their chunks are durable.
+
+        Raises ConflictError where the run has gone on meanwhile, BaseMismatchError where the ranks compared with
+        other weights than were published.
+        """
+        started = time.monotonic()
+        latest = self._run.latest()
+        if epoch := how.get("epoch", 0):
+            check_writer(self._run.run, latest, epoch)
+        if latest is None or latest.version != handed.base or number <= latest.version.number:
+            raise ConflictError(
+                f"step {number} of run {self._run.run}, made from {handed.base}",
+                expected=f"a step after {latest.version}, the newest, made from it"
+                if latest
+                else "a run with versions",
+                found="another",
+                hint="hand over this step whole; if the trainer resumed from an earlier step, with `resume_from`",
+            )
+        layout = handed.layout
+        if self._mirror.layout(latest).table_digest != layout.table_digest:
+            raise BaseMismatchError(f"{latest.id}", expected="the tensors that the ranks hold", found="others")
+        wrong = np.flatnonzero((self._mirror.sums(latest) != handed.base_sums).any(axis=1))
+        if wrong.size:
+            raise BaseMismatchError(
+                f"what the ranks compared {layout.tensors[int(wrong[0])].name!r} with",
+                expected=f"the weights of {latest.id}",
+                found="others",
+                hint="hand over this step whole",
+            )
+        self._store.put(layout.encode())
+        for file in layout.files:
+            self._store.put(handed.files[file.name])
+        version = Version(latest.version.epoch, number)
+        pages = store_pages(self._store, handed.chunks)
+        state = State(latest.version, self._root_of(latest))
+        coders, changed = handed.coders, handed.changed
+        manifest = self._manifest(layout, EdgeKind.DELTA, version, handed.sums, pages, coders, changed, base=state)
+        edge = self._put_manifest(manifest)
+        place = _Place(version, latest.sequence + 1, latest, self._mirror)
+        record = self._record(layout, place, (edge,), manifest.target.root, how.get("identity", ""), "memory")
+        record = sign(record, self._key) if self._key else record
+        self._run.commit(record.encode())
+        seconds = Seconds(settle=how.get("settle", 0.0), encode=time.monotonic() - started)
+        return Published(record, already=False, seconds=seconds, coding=how.get("coding"))
 
     @contextmanager
     def _beginning(self, base: VersionId | None) -> Iterator[VersionRecord | None]:
@@ -268,7 +333,12 @@ class Origin:
             self._store.put(checkpoint.file_bytes(file.name))
         manifests = self._encode_edges(checkpoint, place, mode)
         edges = tuple(self._put_manifest(manifest) for manifest in manifests)
-        layout = checkpoint.layout
+        root = manifests[0].target.root
+        return self._record(checkpoint.layout, place, edges, root, identity, checkpoint.directory.name)
+
+    def _record(  # noqa: PLR0917
+        self, layout: Layout, place: _Place, edges: tuple[EdgeRef, ...], root: bytes, identity: str, source: str
+    ) -> VersionRecord:
         return VersionRecord(
             format=FORMAT,
             least_reader=FORMAT,
@@ -276,13 +346,11 @@ class Origin:
             version=place.version,
             parent=place.parent.version if place.parent else None,
             sequence=place.sequence,
-            variants=(
-                VariantRecord(self._variant, layout.digest, len(layout.encode()), manifests[0].target.root, edges),
-            ),
+            variants=(VariantRecord(self._variant, layout.digest, len(layout.encode()), root, edges),),
             parent_run=place.parent.run if place.parent and place.parent.run != self._run.run else "",
             identity=identity,
             created_ns=time.time_ns(),
-            source=checkpoint.directory.name,
+            source=source,
         )
 
     def _put_manifest(self, manifest: Manifest) -> EdgeRef:
@@ -312,7 +380,7 @@ class Origin:
             return self._anchor(checkpoint, version, "first version")
         before = place.mirror.layout(parent)
         if before.table_digest != checkpoint.layout.table_digest:
-            return self._anchor(checkpoint, version, _what_changed(before, checkpoint, str(parent.id)))
+            return self._anchor(checkpoint, version, what_changed(before, checkpoint, str(parent.id)))
         if parent.run == self._run.run and parent.version in unreachable(
             self._store, self._run.run, self._store.objects.quarantine.damaged()
         ):
@@ -383,8 +451,35 @@ class Origin:
         reason: str,
         hashes: bytes = b"",
     ) -> Manifest:
-        pages, chunk_bytes = store_chunks(self._store, encoder.chunks())
-        layout = encoder.layout
+        pages = store_chunks(self._store, encoder.chunks())
+        changed = int(encoder.changed.sum())
+        return self._manifest(
+            encoder.layout,
+            kind,
+            version,
+            encoder.sums,
+            pages,
+            encoder.coders,
+            changed,
+            base=base,
+            reason=reason,
+            hashes=hashes,
+        )
+
+    def _manifest(  # noqa: PLR0917
+        self,
+        layout: Layout,
+        kind: EdgeKind,
+        version: Version,
+        sums: U64,
+        pages: tuple[tuple[PageRef, ...], int],
+        coders: tuple[int, ...],
+        changed: int,
+        *,
+        base: State | None,
+        reason: str = "",
+        hashes: bytes = b"",
+    ) -> Manifest:
         return Manifest(
             format=FORMAT,
             least_reader=FORMAT,
@@ -393,13 +488,13 @@ class Origin:
             variant=self._variant,
             layout=layout.digest,
             base=base,
-            target=State(version, encoder.root),
-            sums=pack_sums(encoder.sums),
-            pages=pages,
-            coders=encoder.coders,
-            changed=int(encoder.changed.sum()),
+            target=State(version, root_of(layout, sums)),
+            sums=pack_sums(sums),
+            pages=pages[0],
+            coders=coders,
+            changed=changed,
             elements=sum(spec.lanes for spec in layout.tensors),
-            chunk_bytes=chunk_bytes,
+            chunk_bytes=pages[1],
             reason=reason,
             tensor_sha256=hashes,
         )
@@ -409,50 +504,3 @@ def _same_variants(record: VersionRecord, latest: VersionRecord) -> bool:
     return [(v.name, v.layout, v.root) for v in record.variants] == [
         (v.name, v.layout, v.root) for v in latest.variants
     ]
-
-
-def check_same_table(before: Layout, checkpoint: Checkpoint, base: str) -> None:
-    """Raises CheckpointError where a checkpoint has other tensors than the version that it is to be made from."""
-    if before.table_digest != checkpoint.layout.table_digest:
-        raise CheckpointError(
-            f"{checkpoint.directory}",
-            expected=f"the tensors of {base}, from which it is to begin",
-            found=_what_changed(before, checkpoint, base),
-            hint="begin from a version of the same layout, or publish this one by itself",
-        )
-
-
-def check_same_model(before: Layout, after: Layout, directory: Path, latest: str) -> None:
-    """Raises CheckpointError where `directory` holds another model than `latest`: most tensors are not the same."""
-    old, new = _table(before), _table(after)
-    same = sum(old[name] == new[name] for name in old.keys() & new.keys())
-    if 2 * same >= len(old):
-        return
-    # A trainer's fp32 copy of the same weights, as far as the table tells.
-    wider = sum(("BF16", *new[name][1:]) == old[name] for name in old.keys() & new.keys() if new[name][0] == "F32")
-    raise CheckpointError(
-        f"{directory}",
-        expected=f"the model of {latest} ({len(old)} tensors)",
-        found=f"another one: only {same} of {len(new)} tensors have the same name, dtype and shape",
-        hint='these weights are fp32; `publish_as = "bf16"` in the [[watch]] of the run publishes them in bf16'
-        if 2 * (same + wider) >= len(old)
-        else "publish another model as another run",
-    )
-
-
-def _table(layout: Layout) -> dict[str, tuple[str, tuple[int, ...], str]]:
-    return {spec.name: (spec.dtype, spec.shape, spec.alias_of) for spec in layout.tensors}
-
-
-def _what_changed(before: Layout, checkpoint: Checkpoint, latest: str) -> str:
-    """Why an anchor is needed, in words. Raises CheckpointError for what is another model altogether."""
-    check_same_model(before, checkpoint.layout, checkpoint.directory, latest)
-    old, new = _table(before), _table(checkpoint.layout)
-    added, removed = sorted(new.keys() - old.keys()), sorted(old.keys() - new.keys())
-    changed = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
-    parts = [
-        f"{len(names)} tensors {what} (first {names[0]})"
-        for what, names in (("added", added), ("removed", removed), ("reshaped or retyped", changed))
-        if names
-    ]
-    return "; ".join(parts)

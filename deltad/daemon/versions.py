@@ -19,7 +19,7 @@ from deltad.client.messages import NextReply, PinReply, Step, VerifyReply, Versi
 from deltad.daemon.describe import describe, describe_step, pin_info
 from deltad.daemon.inverses import Inverses
 from deltad.daemon.notes import Note, Notes
-from deltad.daemon.origin import Origin, Published, PublishOptions
+from deltad.daemon.origin import Handed, Origin, Published, PublishOptions
 from deltad.daemon.targets import goal
 from deltad.delta.backend import Backend
 from deltad.delta.keys import SigningKey
@@ -118,14 +118,23 @@ class Versions:
 
     async def publish(self, origin: Origin, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
         """See `Origin.publish`. What has begun goes on to its end, whatever becomes of the caller."""
-        deed = asyncio.create_task(self._publish(origin, directory, number, **how))
+        return await self._do(lambda: origin.publish(directory, number, **how))
+
+    async def publish_handed(
+        self, origin: Origin, handed: Handed, number: int, **how: Unpack[PublishOptions]
+    ) -> Published:
+        """See `Origin.publish_handed`, and `publish`."""
+        return await self._do(lambda: origin.publish_handed(handed, number, **how))
+
+    async def _do(self, publish: Callable[[], Published]) -> Published:
+        deed = asyncio.create_task(self._publish(publish))
         self.deeds.add(deed)
         deed.add_done_callback(self.deeds.discard)
         return await asyncio.shield(deed)
 
-    async def _publish(self, origin: Origin, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
+    async def _publish(self, publish: Callable[[], Published]) -> Published:
         async with self._publishing:
-            published = await asyncio.to_thread(origin.publish, directory, number, **how)
+            published = await asyncio.to_thread(publish)
         if not published.already:
             note = Note(published.seconds)
             if published.coding:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deltad.delta.backend import Backend, EncodedFrame, Lanes, Mode, Segments, Stream
+from deltad.delta.backend import Backend, EncodedFrame, Lanes, Mode, Place, Segments, Stream
 from deltad.delta.coding import WHOLE, Coder, Coding
-from deltad.delta.digest import U64, pack_sums, sum_changes, tensor_seed, zero_sum
+from deltad.delta.digest import U64, pack_sums, sum_changes, tensor_seed
 from deltad.delta.encoding import sha256
 from deltad.delta.frame import Rect, halve, write_frame
 from deltad.delta.layout import Layout
 from deltad.delta.manifest import ChunkRef
-from deltad.delta.weights import all_contiguous, flat_positions, places_of
+from deltad.delta.weights import all_contiguous, places_of
 from deltad.errors import LimitError
 from deltad.limits import Limits
 from deltad.types import DType
@@ -99,7 +99,7 @@ class FrameWriter:
         elif all_contiguous(rects, self.layout):
             check = pack_sums(encoded.sums.sum(axis=0, dtype=np.uint64))
         else:
-            check = pack_sums(_share_of_changes(rects, old, new, self.layout))
+            check = pack_sums(share_of_changes(rects, old, new, self.layout).sum(axis=0, dtype=np.uint64))
         return self._write(rects, encoded.coding, check, encoded.streams)
 
     def whole(self, rects: tuple[Rect, ...], new: Segments) -> Iterator[WrittenFrame]:
@@ -173,16 +173,22 @@ def share_of_lanes(rects: Sequence[Rect], lanes: Segments, layout: Layout, backe
     runs = [i for i, rect in enumerate(rects) if rect.is_contiguous(layout.tensors[rect.tensor].lane_shape)]
     shares[runs] = backend.sum([lanes[i] for i in runs], [places[i] for i in runs])
     for i in set(range(len(rects))).difference(runs):
-        shares[i] = sum_changes(flat_positions(rects[i], layout), np.zeros_like(lanes[i]), lanes[i], places[i].seed)
+        starts, length = rects[i].runs(layout.tensors[rects[i].tensor].lane_shape)
+        rows = lanes[i].reshape(len(starts), length)
+        seed = places[i].seed
+        shares[i] = backend.sum(list(rows), [Place(seed, int(start)) for start in starts]).sum(axis=0, dtype=np.uint64)
     return shares
 
 
-def _share_of_changes(rects: Sequence[Rect], old: Segments, new: Segments, layout: Layout) -> U64:
-    total = zero_sum()
-    for rect, was, now in zip(rects, old, new, strict=True):
-        seed = tensor_seed(layout.tensors[rect.tensor].name)
-        total += sum_changes(flat_positions(rect, layout), was, now, seed)
-    return total
+def share_of_changes(rects: Sequence[Rect], old: Segments, new: Segments, layout: Layout) -> U64:
+    """What changes add to the element sum of each rectangle's tensor, whatever its shape. Shape [rectangles, 2]."""
+    shares = np.zeros((len(rects), 2), np.uint64)
+    for i, (rect, was, now) in enumerate(zip(rects, old, new, strict=True)):
+        spec = layout.tensors[rect.tensor]
+        changed = np.flatnonzero(was != now)
+        flat = rect.flat_positions(changed, spec.lane_shape)
+        shares[i] = sum_changes(flat, was[changed], now[changed], tensor_seed(spec.name))
+    return shares
 
 
 def halves(rects: tuple[Rect, ...]) -> Iterator[tuple[tuple[Rect, ...], int, int]]:

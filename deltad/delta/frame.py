@@ -94,6 +94,20 @@ class Rect(msgspec.Struct, frozen=True, array_like=True):
             stride *= size
         return flat
 
+    def runs(self, shape: Sequence[int]) -> tuple[npt.NDArray[np.int64], int]:
+        """The runs of canonical positions that it is made of: where each begins, ascending, and how long they are."""
+        length = 1
+        axis = len(shape)
+        while axis and (axis == len(shape) or self.extent[axis] == shape[axis]):
+            axis -= 1
+            length *= self.extent[axis]
+        starts = np.zeros(1, np.int64)
+        for i in range(axis):
+            stride = math.prod(shape[i + 1 :])
+            steps = (self.offset[i] + np.arange(self.extent[i], dtype=np.int64)) * stride
+            starts = (starts[:, None] + steps[None, :]).reshape(-1)
+        return starts + sum(self.offset[i] * math.prod(shape[i + 1 :]) for i in range(axis, len(shape))), length
+
     def flat_end(self, shape: Sequence[int]) -> int:
         """One more than the canonical position of the last lane."""
         if self.extent == shape:
@@ -371,10 +385,17 @@ def _check_disjoint(rects: Sequence[Rect], layout: Layout) -> None:
         if len(group) == 1:
             continue
         shape = layout.tensors[tensor].lane_shape
-        if not shape or _overlap(group, shape):
+        if not disjoint(group, shape):
             raise FormatError(
                 f"frame: rectangles of tensor {layout.tensors[tensor].name[:120]!r}", expected="disjoint ones"
             )
+
+
+def disjoint(rects: Sequence[Rect], shape: Sequence[int]) -> bool:
+    """Whether no two of some rectangles of one tensor have a lane in common."""
+    if len(rects) < 2:
+        return True
+    return bool(shape) and not _overlap(rects, shape)
 
 
 def _overlap(rects: Sequence[Rect], shape: Sequence[int]) -> bool:

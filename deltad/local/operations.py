@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
+from deltad.client.handover import HandedOver, HandOver, HandOverReply, JoinReply, JoinRequest
 from deltad.client.messages import (
     CollectReply,
     CollectRequest,
@@ -34,6 +35,19 @@ class Operations(Protocol):
 
     async def publish(self, run: RunId, request: PublishRequest) -> PublishReply:
         """Publish a checkpoint directory; returns once the version is durable."""
+        ...
+
+    async def join(self, run: RunId, request: JoinRequest) -> JoinReply:
+        """A rank joins those that publish from memory; answers once all have."""
+        ...
+
+    async def hand_over(
+        self, run: RunId, head: HandOver, chunks: AsyncIterator[bytes], tail: Callable[[], Awaitable[HandedOver]]
+    ) -> HandOverReply:
+        """Take a rank's share of a step; answers once the version that all ranks make is durable.
+
+        `tail` is asked for once `chunks` is at its end. What ends early in an error never happened.
+        """
         ...
 
     async def pull(self, run: RunId, wait: float) -> VersionInfo | None:

@@ -42,6 +42,7 @@ from deltad.errors import DeltadError, LimitError, NotFoundError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.binding import caller_name
 from deltad.local.fleet import Fleet
+from deltad.local.handing import HandOverRoutes
 from deltad.local.operations import Operations
 from deltad.protocol.target import REASON_CHARACTERS
 from deltad.store.announce import Announcements
@@ -95,6 +96,7 @@ class LocalServer:
         self._limits = limits
         self._clock = clock
         self._progress = progress_seconds
+        self._handing = HandOverRoutes(operations, limits, progress_seconds=progress_seconds)
         self._draining = False
         self._polls: dict[str, web.Request] = {}
         """Questions that are open, by replica, and those whose connection was cut."""
@@ -114,6 +116,8 @@ class LocalServer:
             (get, "/v1/runs/{run}/edges/{version}", self._edges),
             (get, "/v1/runs/{run}/latest", self._latest),
             (post, "/v1/runs/{run}/publish", self._publish),
+            (post, "/v1/runs/{run}/ranks", self._join),
+            (post, "/v1/runs/{run}/steps", self._hand_over),
             (post, "/v1/runs/{run}/pull", self._pull),
             (post, "/v1/runs/{run}/export", self._export),
             (post, "/v1/runs/{run}/verify", self._verify),
@@ -219,6 +223,14 @@ class LocalServer:
         if len(body.identity) > _IDENTITY_CHARACTERS:
             raise UsageError("identity", expected=f"at most {_IDENTITY_CHARACTERS} characters")
         return _json(await self._operations.publish(run, body))
+
+    async def _join(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        return _json(await self._handing.join(_run(request), request))
+
+    async def _hand_over(self, request: web.Request) -> web.StreamResponse:
+        _query(request)
+        return _json(await self._handing.hand_over(_run(request), request))
 
     async def _pull(self, request: web.Request) -> web.StreamResponse:
         _query(request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from deltad.delta.emit import EncodedChunk
 from deltad.delta.layout import Layout
@@ -18,6 +18,11 @@ def store_chunks(store: Store, made: Iterable[EncodedChunk]) -> tuple[tuple[Page
     for chunk in made:
         store.put_chunk(chunk.data)
         chunks.append(chunk.ref)
+    return store_pages(store, chunks)
+
+
+def store_pages(store: Store, chunks: Sequence[ChunkRef]) -> tuple[tuple[PageRef, ...], int]:
+    """`store_chunks` for chunks that are durable already."""
     pages = []
     for page, data in make_pages(chunks, limits=store.limits):
         store.put(data)

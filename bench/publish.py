@@ -67,7 +67,9 @@ def _rows(world: int, ranks: Sequence[Mapping[str, Any]], layers: int, width: in
         return max(rank[what][step] for rank in ranks)
 
     inside = [slowest("inside", i) / slowest("memcpy", i) for i in steps]
-    yield median_of(_name(INSIDE, world), inside, note=f"{weights}; the fence follows at once; the slowest rank")
+    yield median_of(
+        _name(INSIDE, world), inside, note=f"{weights}; coded blind; the fence follows at once; the slowest rank"
+    )
     beside = [slowest("beside", i) / slowest("alone", i) for i in steps]
     yield median_of(_name(BESIDE, world), beside, note="forward and backward of one row, with as many ranks as cores")
     handed = sum(sum(rank["handed"]) for rank in ranks)
@@ -95,7 +97,7 @@ def run_ranks(world: int, layers: int, width: int, steps: int, home: Path) -> li
 
 
 def _start_daemon(home: Path) -> subprocess.Popen[bytes]:
-    runs = "".join(f'[[run]]\nid = "{run}"\ncoder = "fast"\n' for run in (MEMORY, WATCHED, "resident"))
+    runs = "".join(f'[[run]]\nid = "{run}"\ncoder = "blind"\n' for run in (MEMORY, WATCHED, "resident"))
     (home / "deltad.toml").write_text(
         f'[daemon]\nname = "bench"\nstore = "store"\nsocket = "deltad.sock"\nderive_rate = "0B"\n{runs}'
         '[scrub]\nevery = "0s"\n'

@@ -25,7 +25,7 @@ from deltad.delta.backend import Backend, Mode, choose
 from deltad.delta.digest import U64, pack_sums
 from deltad.delta.frame import Rect
 from deltad.delta.layout import FILE_NAMES, Layout, decode_layout
-from deltad.delta.shards import ShardCopy, ShardEncoder
+from deltad.delta.shards import ArraySource, ShardCopy, ShardEncoder
 from deltad.errors import (
     BaseMismatchError,
     ConflictError,
@@ -34,7 +34,7 @@ from deltad.errors import (
     UsageError,
 )
 from deltad.types import Version, parse_version
-from trainer_plugin.publisher.shards import Held, LiveShards, room_for
+from trainer_plugin.publisher.shards import GivenUpError, Held, LiveShards, room_for
 
 OnLate = Literal["wait", "copy", "abandon"]
 """What becomes of a step whose weights are not all read when the optimizer is about to change them: training waits,
@@ -44,6 +44,8 @@ OnBusy = Literal["skip", "wait"]
 PublishAs = Literal["source", "bf16"]
 
 _JOIN_SECONDS = 60.0
+_PATIENCE_SECONDS = 10.0
+"""How long a fence waits for a step that has not begun to be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,17 +177,22 @@ class Publisher:
         return handle
 
     def fence(self) -> None:
-        """Return once live weights may change: what is not read by then is waited for, copied or given up."""
+        """Return once live weights may change: what is not read by then is waited for, copied or given up.
+
+        How fast the daemon is makes no difference, but for what a publisher has to ask first: where the other ranks
+        and the daemon do not answer within seconds, the step is given up.
+        """
         work = self._working
         if work is None or work.read.is_set():
             return
         began = time.monotonic()
-        if self._on_late == "abandon":
-            work.abandoned = True
-        if self._on_late == "copy" and work.copy():
+        if not work.begun.wait(_PATIENCE_SECONDS) or self._on_late == "abandon":
+            work.give_up()
+        elif self._on_late == "copy" and work.live is not None:
+            work.live.copy()
             self.counters.copies += 1
         else:
-            self.counters.waits += self._on_late == "wait"
+            self.counters.waits += 1
             work.read.wait()
         self.counters.fence_seconds += time.monotonic() - began
 
@@ -225,8 +232,8 @@ class Publisher:
     def _work(self, work: _Work) -> None:
         try:
             reply, share = self._hand_over(work)
-        except _AbandonedError:
-            self._skip(work.handle, "abandoned", "the optimizer's next step came first")
+        except GivenUpError:
+            self._skip(work.handle, "abandoned", "the optimizer's next step came before the weights had been read")
         except (DeltadError, OSError, MemoryError) as error:
             if isinstance(error, BaseMismatchError):
                 self._copy = None  # it is not what was published, so the next step goes whole
@@ -261,11 +268,15 @@ class Publisher:
         keep = room_for(held, self._baseline) if base is None else None
         if base is None:
             self._copy = None  # its memory is needed for the next
-        live = LiveShards(held, keep)
+        live = LiveShards(held)
+        work.begin_reading(live)
+        if keep is not None:
+            live.copy_to(keep)
+            work.finish_reading()
         encoder = ShardEncoder(
             joined.layout,
             joined.rects,
-            live.sources,
+            live.sources if keep is None else [ArraySource(lanes) for lanes in keep],
             backend,
             base=None if base is None else base.copy.sources,
             base_sums=None if base is None else base.sums,
@@ -274,17 +285,15 @@ class Publisher:
             reading=live.reading,
         )
         share = _Share(base is None)
-        work.begin_reading(live)
+        if base is not None:
+            # All of them before the first is sent: what is live must not be waited for by a slow daemon.
+            share.chunks = [chunk.data for chunk in encoder.chunks()]
+            work.finish_reading()
 
         def chunks() -> Iterator[bytes]:
-            for chunk in encoder.chunks():
-                if work.abandoned:
-                    raise _AbandonedError
-                share.bytes += len(chunk.data)
-                if base is not None:
-                    share.chunks.append(chunk.data)
-                yield chunk.data
-            work.finish_reading()
+            for data in share.chunks if base is not None else (chunk.data for chunk in encoder.chunks()):
+                share.bytes += len(data)
+                yield data
 
         def tail() -> HandedOver:
             work.sent = True
@@ -354,10 +363,6 @@ class Publisher:
         handle._set(Outcome(None, reason=reason))
 
 
-class _AbandonedError(Exception):
-    """The step is given up while it is read."""
-
-
 @dataclass(slots=True)
 class _Share:
     whole: bool
@@ -401,7 +406,8 @@ class _Work:
     shards: Sequence[Held]
     identity: str
     began: float
-    abandoned: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    given_up: bool = False
     sent: bool = False
     read: threading.Event = field(default_factory=threading.Event)
     read_at: float = 0.0
@@ -409,7 +415,11 @@ class _Work:
     begun: threading.Event = field(default_factory=threading.Event)
 
     def begin_reading(self, live: LiveShards) -> None:
-        self.live = live
+        """Raises GivenUpError where the trainer has gone on meanwhile."""
+        with self.lock:
+            if self.given_up:
+                raise GivenUpError
+            self.live = live
         self.begun.set()
 
     def finish_reading(self) -> None:
@@ -418,13 +428,12 @@ class _Work:
         self.begun.set()
         self.read.set()
 
-    def copy(self) -> bool:
-        """Copy what is live. False where the step has come to its end instead."""
-        self.begun.wait()
-        if self.live is None or self.read.is_set():
-            return False
-        self.live.copy()
-        return True
+    def give_up(self) -> None:
+        """Nothing is read any more on return."""
+        with self.lock:
+            self.given_up = True
+        if self.live is not None:
+            self.live.give_up()
 
 
 @dataclass(frozen=True, slots=True)

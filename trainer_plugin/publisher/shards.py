@@ -18,6 +18,9 @@ from deltad.client.handover import ShardSpec
 from deltad.delta.backend import UNSIGNED, Lanes
 from deltad.types import DTYPES
 
+_PIECE = 1 << 22
+"""Lanes that are copied at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -47,26 +50,29 @@ def held_array(name: str, dtype: str, array: Lanes, shape: Sequence[int] = (), o
     return Held(spec, lambda start, count: flat[start : start + count])
 
 
+class GivenUpError(Exception):
+    """The step is given up while its weights are read."""
+
+
 class LiveShards:
-    """The shards of one step while they are encoded. Implements `deltad.delta.shards.Source` for each.
+    """The shards of one step while they are read. `sources` implement `deltad.delta.shards.Source`."""
 
-    With `keep`, what is read is copied there on the way, and encoded from there.
-    """
-
-    def __init__(self, shards: Sequence[Held], keep: Sequence[Lanes] | None = None) -> None:
+    def __init__(self, shards: Sequence[Held]) -> None:
         self._shards = shards
-        self._keep = keep
         self._copies: list[Lanes] | None = None
         self._changed = threading.Condition()
         self._readers = 0
         self._copying = False
+        self._given_up = False
         self.sources = [_LiveShard(self, i) for i in range(len(shards))]
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Entered while a frame's lanes are looked at."""
+        """Entered while a frame's lanes are looked at. Raises GivenUpError."""
         with self._changed:
             self._changed.wait_for(lambda: not self._copying)
+            if self._given_up:
+                raise GivenUpError
             self._readers += 1
         try:
             yield
@@ -87,17 +93,24 @@ class LiveShards:
                 self._copying = False
                 self._changed.notify_all()
 
+    def copy_to(self, room: Sequence[Lanes]) -> None:
+        """Copy all shards there, a piece at a time. Raises GivenUpError."""
+        for source, target in zip(self.sources, room, strict=True):
+            for start in range(0, target.size, _PIECE):
+                with self.reading():
+                    target[start : start + _PIECE] = source.lanes(start, min(_PIECE, target.size - start))
+
+    def give_up(self) -> None:
+        """Nothing is read any more on return."""
+        with self._changed:
+            self._given_up = True
+            self._changed.wait_for(lambda: not self._readers)
+
     def lanes(self, shard: int, start: int, count: int) -> Lanes:
         """Lanes of one shard; see `Held.read`."""
         if self._copies is not None:
-            found = self._copies[shard][start : start + count]
-        else:
-            found = self._shards[shard].read(start, count)
-        if self._keep is None:
-            return found
-        kept = self._keep[shard][start : start + count]
-        kept[:] = found
-        return kept
+            return self._copies[shard][start : start + count]
+        return self._shards[shard].read(start, count)
 
 
 @dataclass(frozen=True, slots=True)

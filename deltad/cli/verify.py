@@ -25,7 +25,7 @@ from deltad.cli.progress import activity, step
 from deltad.errors import IntegrityError, NotFoundError
 from deltad.figures import count
 from deltad.ops.blocks import Facts, Line
-from deltad.types import RunId, VersionId
+from deltad.types import VersionId
 
 if TYPE_CHECKING:
     from deltad.client.client import Client
@@ -88,10 +88,7 @@ def _verify_directory(
             show([Line(f"{directory}, compared with nothing"), Facts("", facts)])
         return
     client = daemon.client()
-    if against is None:
-        wanted = _published_with(client, the_run(client, None), found.root.hex())
-    else:
-        wanted = version_id(against.find(client))
+    wanted = _published_with(client, found.root.hex()) if against is None else version_id(against.find(client))
     published = published_weights(client, wanted, found.root)
     reply = VerifyReply(
         version=str(wanted.version),
@@ -169,16 +166,20 @@ def differing(published: Summed, found: Summed) -> list[str]:
     return wrong
 
 
-def _published_with(client: Client, run: RunId, root: str) -> VersionId:
-    """The newest version of the run with this root. Raises IntegrityError if there is none."""
-    versions = client.versions(run)
-    for info in reversed(versions):
-        if info.root == root:
-            return version_id(info)
+def _published_with(client: Client, root: str) -> VersionId:
+    """The newest version with this root, of any run that the daemon holds. Raises IntegrityError if there is none."""
+    runs = sorted(client.status().region.runs) or [the_run(client, None)]
+    searched = 0
+    for run in runs:
+        versions = client.versions(run)
+        searched += len(versions)
+        for info in reversed(versions):
+            if info.root == root:
+                return version_id(info)
     raise IntegrityError(
-        f"run {run}",
+        f"run {runs[0]}" if len(runs) == 1 else f"runs {', '.join(runs)}",
         expected=f"a version with root {root}",
-        found=f"none among {count(len(versions), 'version')}",
+        found=f"none among {count(searched, 'version')}",
         hint="name one with --version to see which tensors differ",
     )
 

@@ -52,7 +52,13 @@ def by_policy(
     budget: Budget,
 ) -> Plan:
     """What the policy of `deltad.store.graph` says."""
-    return plan(graph, line_to(graph, newest.id, {record.id: record.sequence for record in records}), readers, budget)
+    sequences = {record.id: record.sequence for record in records}
+    parents = {
+        record.id: VersionId(RunId(record.run), record.parent)
+        for record in records
+        if record.parent is not None and not record.parent_run
+    }
+    return plan(graph, line_to(graph, newest.id, sequences, parents), readers, budget)
 
 
 class Deriving:
@@ -65,11 +71,13 @@ class Deriving:
         metrics: Metrics,
         *,
         planner: Planner = by_policy,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._config = config
         self._metrics = metrics
         self._planner = planner
+        self._clock = clock
         self._rate = config.daemon.derive_rate
         self._saved = float(self._rate * LOOK_SECONDS)
         self._looked: float | None = None
@@ -103,6 +111,7 @@ class Deriving:
     async def look(self, versions: Versions, view: FleetView, now: float) -> None:
         """Do what there is to do for one run, within the budget. Raises nothing that concerns one edge."""
         self._earn(now)
+        self._rests = {thing: until for thing, until in self._rests.items() if until > now}
         newest = versions.records.latest()
         if newest is None or self._saved <= 0:
             return
@@ -115,8 +124,12 @@ class Deriving:
                 continue
             decided = await loop.run_in_executor(self._thread, self._plan, versions.records, mirror, newest, readers)
             self._saved -= decided.work
-            for action in decided.actions:
-                if self._rests.get((versions.run, str(action)), 0.0) <= now:
+            begun = self._clock()
+            # What is dropped makes room, and takes a moment.
+            for action in sorted(decided.actions, key=lambda action: not isinstance(action, Drop)):
+                if self._clock() - begun > LOOK_SECONDS:
+                    break  # what was decided is old by now; the next look decides anew
+                if (versions.run, str(action)) not in self._rests:
                     await self._do(versions, variant, action, now)
             if not decided.actions and not decided.put_off:
                 self._settled[versions.run, variant] = facts

@@ -21,6 +21,8 @@ log = structlog.get_logger()
 
 INVERSE_SECONDS = 20.0
 """What a replica waits for an inverse, at most, before it loads a whole version, which takes about as long."""
+_REMEMBERED = 1000
+"""How many ways that could not be made are remembered; one that is forgotten is tried once more."""
 
 _Way: TypeAlias = tuple[Version, Version]
 
@@ -33,7 +35,7 @@ class Inverses:
         self._on_change = on_change
         self._seconds = seconds
         self._making: dict[_Way, asyncio.Task[None]] = {}
-        self._given_up: set[_Way] = set()
+        self._given_up: dict[_Way, None] = {}
 
     def coming(self, served: Version, target: Version) -> bool:
         """Whether an inverse from `served` to `target`, which is older, is worth waiting for; begins to make it."""
@@ -53,7 +55,9 @@ class Inverses:
         except (DeltadError, TimeoutError) as error:
             # One that comes late is in the catalogue all the same, and found there.
             log.warning("inverse_given_up", base=str(served), target=str(target), error=str(error) or "it takes long")
-            self._given_up.add(way)
+            self._given_up[way] = None
+            while len(self._given_up) > _REMEMBERED:
+                del self._given_up[next(iter(self._given_up))]
         finally:
             del self._making[way]
             self._on_change()

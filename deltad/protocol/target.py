@@ -89,24 +89,24 @@ class Targets(msgspec.Struct, frozen=True):
     def say(self, version: Version | None, fleet: str, *, by: str, why: str, when: float, daemon: str) -> Targets:
         """A statement where the run is published, about everyone or the fleet of one daemon.
 
-        What stands already is not said again: then this very object is returned. One about everyone replaces
-        those about single fleets. Raises LimitError.
+        What stands already is not said again, unless there is another reason now: then this very object is returned.
+        One about everyone replaces those about single fleets. Raises LimitError.
         """
         now = self.standing(fleet)
         narrower = fleet == EVERYONE and any(said.fleet != EVERYONE for said in self.heard)
-        if version == (now.version if now else None) and not narrower:
+        if version == (now.version if now else None) and not narrower and not _is_new(why, now):
             return self
         return self.hear([Statement(self.sequence + 1, version, fleet, by, why, when, daemon)])
 
     def say_here(self, version: Version | None, *, by: str, why: str, when: float, daemon: str) -> Targets:
         """A statement at a daemon that pulls the run, about its own fleet; None withdraws the one before.
 
-        What stands already is not said again: then this very object is returned.
+        What stands already is not said again, unless there is another reason now: then this very object is returned.
         """
         now = self.standing(daemon)
         if version is None and (now is None or now is not self.own):
             return self  # what came from above is for those above to release
-        if version is not None and now is not None and now.version == version:
+        if version is not None and now is not None and now.version == version and not _is_new(why, now):
             return self
         said = Statement(self.sequence, version, daemon, by, why, when, daemon)
         return Targets(self.heard, None if version is None else said, self._remembered([said]))
@@ -135,6 +135,11 @@ class Targets(msgspec.Struct, frozen=True):
 
     def _remembered(self, new: Iterable[Statement]) -> tuple[Statement, ...]:
         return (*self.history, *new)[-REMEMBERED:]
+
+
+def _is_new(why: str, now: Statement | None) -> bool:
+    """Whether a reason is given for what stands that is not the one it has."""
+    return now is not None and now.version is not None and why not in ("", now.why)
 
 
 def check_statement(said: Statement) -> None:

@@ -7,14 +7,19 @@ or gone a moment later, a look ends without an error of its own; what could not 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from deltad.delta.layout import decode_layout
 from deltad.delta.manifest import EdgeKind, decode_manifest
 from deltad.delta.record import VersionRecord, decode_record
 from deltad.errors import DeltadError
 from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.store.derived import DerivedEdge
 from deltad.store.disk import DISK, FileSystem, read_file
 from deltad.types import Version
 
@@ -63,12 +68,13 @@ def _recent(path: Path, run: str, limits: Limits, files: FileSystem) -> RecentRu
     found = [match for name in _names(path / "runs" / run / "records", files) if (match := _RECORD.fullmatch(name))]
     newest = sorted(found, key=lambda match: Version(int(match[1]), int(match[2])))[-RECENT:]
     sizes: dict[EdgeKind, list[int]] = {kind: [] for kind in EdgeKind}
+    derived = _derived(path / "runs" / run / "edges", files)
     created, unreadable, record = [], 0, None
     for match in newest:
         data = _read(path / "runs" / run / "records" / match[0], files)
         try:
             record = decode_record(data or b"", limits=limits)
-            for kind, size in _edges(path, record, limits, files):
+            for kind, size in _edges(path, record, derived, limits, files):
                 sizes[kind].append(size)
         except (DeltadError, OSError):
             unreadable += 1
@@ -85,13 +91,38 @@ def _recent(path: Path, run: str, limits: Limits, files: FileSystem) -> RecentRu
     )
 
 
-def _edges(path: Path, record: VersionRecord, limits: Limits, files: FileSystem) -> list[tuple[EdgeKind, int]]:
-    """Raises OSError for what is not here, FormatError for what is damaged."""
+def _edges(
+    path: Path, record: VersionRecord, derived: Collection[tuple[str, Version]], limits: Limits, files: FileSystem
+) -> list[tuple[EdgeKind, int]]:
+    """Raises FormatError for what is damaged, and OSError where nothing that leads here is here.
+
+    A version that was pulled came by one of its edges, or by a derived one; the others need not be held.
+    """
     found = []
     for variant in record.variants:
+        missing: OSError | None = None
+        held = (variant.name, record.version) in derived
         for edge in variant.edges:
-            manifest = decode_manifest(read_file(_object(path, edge.manifest), files), limits=limits)
+            try:
+                data = read_file(_object(path, edge.manifest), files)
+            except FileNotFoundError as error:
+                missing = error
+                continue
+            manifest = decode_manifest(data, limits=limits)
+            held = True
             found.append((edge.kind, edge.size + manifest.chunk_bytes + sum(page.size for page in manifest.pages)))
+        if missing and not held:
+            raise missing
+    return found
+
+
+def _derived(path: Path, files: FileSystem) -> set[tuple[str, Version]]:
+    """The variants and versions that derived edges lead to."""
+    found = set()
+    for name in _names(path, files):
+        with suppress(msgspec.DecodeError):
+            edge = msgspec.json.decode(_read(path / name, files) or b"", type=DerivedEdge)
+            found.add((edge.variant, edge.target))
     return found
 
 

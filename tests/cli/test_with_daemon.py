@@ -73,6 +73,17 @@ async def test_the_environment_points_at_a_daemon_as_an_option_does(
     assert "is policy/v000002" in (await asyncio.to_thread(host.command, "verify", directory)).out
 
 
+async def test_verify_finds_a_directory_among_all_runs_of_a_daemon(
+    host: Host, lineage: Lineage, tmp_path: Path
+) -> None:
+    directory = write(tmp_path / "c", bits_of(lineage.versions[1]))
+    host.operations.held[RunId("another")] = []
+    host.operations.held = dict(sorted(host.operations.held.items()))
+    assert "is policy/v000002" in (await host.deltad("verify", directory)).out
+    other = write(tmp_path / "d", {name: bits ^ 1 for name, bits in bits_of(lineage.versions[1]).items()})
+    (await host.deltad("verify", other)).assert_refused(65, "runs another, policy", "--version")
+
+
 # Publish and pull.
 
 

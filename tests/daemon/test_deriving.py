@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Sequence
@@ -9,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import structlog
 
 import deltad
 from deltad.client.messages import FleetView, RegionReport, RegisterRequest, ReplicaReport, ReplicaState, RunReport
 from deltad.config import load_config
-from deltad.daemon.deriving import REST_SECONDS, Deriving, by_policy
+from deltad.daemon.deriving import LOOK_SECONDS, REST_SECONDS, Deriving, by_policy
 from deltad.daemon.node import Node
 from deltad.daemon.versions import Versions
 from deltad.delta.backend import choose
@@ -189,6 +191,27 @@ async def test_by_the_policy_of_the_graph_a_laggard_is_a_few_edges_behind(host: 
         await host.look(float(now), deriving)
     assert len(host.versions.records.path(newest, VARIANT, [Version(1, 1)]).hops) <= 3
     assert all(kind is EdgeKind.SKIP_DELTA for kind, _, _ in host.derived())
+
+
+async def test_what_is_dropped_makes_room_before_anything_is_made(host: Host) -> None:
+    host.asked.actions = [host.fold(1, 5)]
+    await host.look(0.0)
+    old = host.versions.records.edge(host.versions.records.derived()[0].ref, host.name(5))
+    host.asked.actions = [host.fold(2, 6), Drop(old, "nobody is on the way over it any more")]
+    with structlog.testing.capture_logs() as entries:
+        await host.look(1.0)
+    assert [entry["event"] for entry in entries] == ["edge_dropped", "edge_made"]
+
+
+async def test_after_long_work_it_is_decided_anew(host: Host) -> None:
+    times = itertools.chain([0.0, 0.0], itertools.repeat(LOOK_SECONDS + 1))
+    deriving = Deriving(host.store, host.config, host.metrics, planner=host.asked, clock=lambda: next(times))
+    host.asked.actions = [host.fold(1, 5), host.fold(2, 6)]
+    await host.look(0.0, deriving)
+    assert host.derived() == [(EdgeKind.SKIP_DELTA, 1, 5)]
+    await host.look(1.0, deriving)
+    assert len(host.asked.budgets) == 2, "what was not begun is decided on again"
+    assert len(host.derived()) == 2
 
 
 async def test_a_daemon_looks_after_all_of_its_runs(host: Host) -> None:

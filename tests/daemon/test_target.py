@@ -217,6 +217,8 @@ async def test_a_target_that_is_not_held_here_leaves_every_replica_where_it_is_a
     assert region.next("") is None
     target = region.node.status().region.runs[RUN].target
     assert (target.version, target.here) == ("v000009", False)
+    held = await region.move(Act.HOLD)
+    assert (held.target.version, held.target.why) == ("v000009", "because"), "here is where it is, for another reason"
     assert not (await region.move(Act.HOLD)).changed
     with pytest.raises(NotFoundError, match="r/v000009"):
         await region.node.export(RUN, ExportRequest(directory=str(region.home / "out")))

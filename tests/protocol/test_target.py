@@ -76,6 +76,22 @@ def test_saying_what_stands_again_says_nothing() -> None:
     assert say(apart, V1) is not apart, "the fleet of b is held elsewhere, and is meant too"
 
 
+def test_another_reason_for_what_stands_is_noted_and_changes_nothing_else() -> None:
+    hold = Targets().say(V1, EVERYONE, by="ana", why="reward fell", when=0.0, daemon="a")
+    again = hold.say(V1, EVERYONE, by="bo", why="until the evaluation is done", when=1.0, daemon="a")
+    assert held(again) == V1
+    assert [(said.by, said.why) for said in again.history] == [
+        ("ana", "reward fell"),
+        ("bo", "until the evaluation is done"),
+    ]
+    assert again.say(V1, EVERYONE, by="cy", why="", when=2.0, daemon="a") is again, "no reason takes none away"
+    here = Targets().say_here(V1, by="ana", why="one", when=0.0, daemon="b")
+    other = here.say_here(V1, by="ana", why="two", when=1.0, daemon="b")
+    assert other.own is not None
+    assert other.own.why == "two"
+    assert other.say_here(V1, by="ana", why="two", when=2.0, daemon="b") is other
+
+
 def test_at_a_region_the_last_to_speak_wins() -> None:
     heard = Targets().hear([said(1, V1)])
     own = say_here(heard, V2)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
+from deltad.delta.manifest import EdgeKind
+from deltad.store.derived import DerivedEdge
 from deltad.store.look import Look, look
 from deltad.store.store import STORE_FORMAT, Store
-from deltad.types import Digest
+from deltad.types import Digest, Version
 from tests.kit.memory_disk import MemoryDisk
 from tests.kit.versions import Lineage
 
@@ -57,6 +61,18 @@ def test_what_is_damaged_or_lost_is_counted_and_the_rest_is_told() -> None:
     (newest,) = [path for path in tree if path.endswith("v000003.record")]
     (run,) = look(STORE, files=MemoryDisk({**tree, newest: b"rot"})).runs
     assert (run.held, run.unreadable, len(run.anchors), len(run.deltas)) == (3, 2, 1, 0)
+
+
+def test_an_edge_that_was_never_pulled_is_no_damage_where_another_leads_to_the_version() -> None:
+    disk, lineage = MemoryDisk(), lineage_of(3)
+    store = filled(disk, lineage)
+    edge = lineage.versions[1].record.variants[0].edges[0]
+    derived = DerivedEdge("bf16", EdgeKind.ANCHOR, None, Version(1, 2), b"m" * 32, 1, 1, ())
+    entry = {f"/store/runs/{store.runs()[0]}/edges/{'6d' * 32}.edge": msgspec.json.encode(derived)}
+    tree = {path: data for path, data in disk.tree().items() if not path.endswith(edge.manifest.hex()[2:])}
+    directory: dict[str, bytes | None] = {f"/store/runs/{store.runs()[0]}/edges": None}
+    (run,) = look(STORE, files=MemoryDisk({**tree, **directory, **entry})).runs
+    assert run.unreadable == 0
 
 
 def test_what_is_no_store_is_told_by_its_names_and_nothing_is_read_in_it() -> None:

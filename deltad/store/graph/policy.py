@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
+from types import MappingProxyType
 
 from deltad.delta.manifest import EdgeKind
 from deltad.errors import NotFoundError
@@ -44,15 +45,25 @@ Line = Sequence[tuple[int, VersionId]]
 """The versions that lead to the newest, ascending, each with its sequence in the run."""
 
 
-def line_to(graph: VersionGraph, newest: VersionId, sequence: Mapping[VersionId, int]) -> list[tuple[int, VersionId]]:
-    """The versions of its run that deltas lead over to the newest, ascending, with their sequences."""
+def line_to(
+    graph: VersionGraph,
+    newest: VersionId,
+    sequence: Mapping[VersionId, int],
+    parents: Mapping[VersionId, VersionId] = MappingProxyType({}),
+) -> list[tuple[int, VersionId]]:
+    """The versions of its run that deltas lead over to the newest, ascending, with their sequences.
+
+    Over the one that a version was made from, if `parents` has it and it is here: an epoch that was resumed from an
+    older version also has an edge from the one that it left behind, which is not of its line.
+    """
     found = [newest]
     while True:
         bases = [edge.base for edge in graph.edges_to(found[-1]) if edge.base is not None]
         bases = [base for base in bases if base in graph and base.run == newest.run and base < found[-1]]
         if not bases:
             return [(sequence[version], version) for version in reversed(found)]
-        found.append(max(bases))
+        parent = parents.get(found[-1])
+        found.append(parent if parent in bases else max(bases))
 
 
 def estimate(parts: Sequence[int]) -> int:

@@ -117,6 +117,18 @@ def test_the_line_goes_over_a_skip_delta_where_there_is_nothing_else() -> None:
     assert line_to(made, version(5), {version(i): i for i in range(6)}) == [(i, version(i)) for i in (0, 4, 5)]
 
 
+def test_the_line_to_a_resumed_epoch_leads_over_the_version_that_it_was_made_from() -> None:
+    made = graph(chain(6))
+    again = version(4, epoch=2)
+    made.add(edge(version(3), again))
+    made.add(edge(version(5), again))  # for those that are at the version that was left behind
+    sequences = {**{version(i): i for i in range(7)}, again: 7}
+    line = line_to(made, again, sequences, {again: version(3)})
+    assert line == [*((i, version(i)) for i in range(4)), (7, again)]
+    elsewhere = line_to(made, again, sequences, {again: version(9)})
+    assert [at for at, _ in elsewhere] == [0, 1, 2, 3, 4, 5, 7], "one that is not held here is gone round"
+
+
 def test_a_reader_far_behind_gets_a_skip_delta_of_its_own() -> None:
     planned = decide(chain(9), Reader("tokyo", version(0), version(9)))
     first = planned.actions[0]

@@ -22,7 +22,7 @@ from deltad.errors import ConfigError, DeltadError, DeniedError, NotFoundError, 
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.protocol.pull import PullPolicy
 from deltad.protocol.pull_plan import Wanted, check_arrival
-from deltad.relay.client import RelayClient
+from deltad.relay.client import ClientTls, RelayClient
 from deltad.relay.link import Link
 from deltad.relay.run_pull import PullStats, RunPull
 from deltad.relay.target_pull import TargetPull
@@ -62,9 +62,9 @@ class PullerPolicy:
 class Puller:
     """Pulls `runs` (names, or `*` for all) from the daemon at `url` into `store`, for as long as `run` runs.
 
-    `token` gives the bearer token as it stands now; up to `connections` objects are fetched at a time.
-    `on_committed` is called in the event loop after each commit, before the announcement. All methods
-    belong to the event loop's thread.
+    `token` and `tls` are those of `RelayClient`; up to `connections` objects are fetched at a time. `on_committed`
+    is called in the event loop after each commit, before the announcement. All methods belong to the event loop's
+    thread.
     """
 
     def __init__(
@@ -72,7 +72,8 @@ class Puller:
         store: Store,
         *,
         url: str,
-        token: Callable[[], str],
+        token: Callable[[], str] | None,
+        tls: ClientTls | None = None,
         runs: tuple[str, ...],
         connections: int,
         announcements: Announcements,
@@ -107,6 +108,7 @@ class Puller:
         self._client = RelayClient(
             url,
             token,
+            tls=tls,
             count=self._count,
             limits=limits,
             stall_seconds=self._policy.stall,

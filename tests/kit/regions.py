@@ -20,6 +20,7 @@ from deltad.client.messages import RegionReport
 from deltad.delta.coding import CODERS
 from deltad.delta.record import VersionRecord
 from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.protocol.access import Doorkeeper
 from deltad.protocol.pull import PullPolicy
 from deltad.relay.puller import Puller, PullerPolicy, PullStats
 from deltad.relay.server import RelayServer
@@ -93,7 +94,7 @@ class Upstream:
             self.store,
             daemon="upstream",
             boot="boot-1",
-            token=lambda: self.token,
+            door=Doorkeeper.of(lambda: self.token),
             announcements=self.announcements,
             on_report=self._take,
             limits=self._limits,

@@ -28,6 +28,7 @@ class Limits:
     files: int = 64
     file_bytes: int = 64 * MIB
     record_bytes: int = 1 * MIB
+    heartbeat_bytes: int = 4 * KIB
     manifest_bytes: int = 64 * MIB
     page_bytes: int = 4 * MIB
     page_chunks: int = 4096

@@ -42,6 +42,7 @@ from deltad.client.messages import (
 )
 from deltad.config import Config
 from deltad.daemon.deriving import LOOK_SECONDS, Deriving
+from deltad.daemon.heartbeats import Heartbeats
 from deltad.daemon.keeping import Keeper
 from deltad.daemon.notes import Note
 from deltad.daemon.origin import Origin, Published, PublishOptions
@@ -111,6 +112,7 @@ class Node:
         self.metrics = Metrics.create(deltad.__version__)
         self.metrics.backend(self.backend.name, self.backend_reason)
         self.fleet = Fleet(config.daemon.name, self.boot, limits=limits)
+        self.heartbeats = Heartbeats(store, tuple(run.id for run in config.runs), self._key)
         self._tls = {u.url: ClientTls(u.tls, u.name) for u in config.upstreams if u.tls is not None}
         self.pullers = [self._puller(i) for i in range(len(config.upstreams))]
         self.unwell: dict[str, str] = {}
@@ -393,6 +395,7 @@ class Node:
     def describe_all(self) -> None:
         """Read what every version that is held is, and takes. Blocks; called before anything is served."""
         self._size.measure()
+        self.heartbeats.make_ready()
         for run in self.runs():
             if latest := self.versions_of(run).all()[-1:]:
                 self.metrics.latest(latest[0])
@@ -517,6 +520,7 @@ class Node:
             on_committed=self.on_pulled,
             limits=self.limits,
             policy=PullerPolicy(PullPolicy(trust=self.trust)),
+            on_heartbeat=self.heartbeats.heard,
             on_received=lambda count: self.metrics.received(upstream.url, count),
             on_failure=lambda error: self.metrics.pull_failed(upstream.url, error),
         )

@@ -145,6 +145,7 @@ async def _listen(stack: AsyncExitStack, node: Node, reloader: Reloader) -> dict
             door=door,
             announcements=node.announcements,
             on_report=node.on_report,
+            heartbeat=node.heartbeats.give,
             limits=node.limits,
             on_sent=node.metrics.sent,
         )

@@ -137,6 +137,11 @@ class RelayClient:
         async with self._request("GET", f"/runs/{run}/records/{dotted(version)}") as response:
             return await self._sealed_body(response, self._limits.record_bytes, count)
 
+    async def heartbeat(self, run: RunId) -> bytes:
+        """The newest heartbeat of the run's publisher that the peer has, as it was signed. Raises NotFoundError."""
+        async with self._request("GET", f"/runs/{run}/heartbeat") as response:
+            return await self._sealed_body(response, self._limits.heartbeat_bytes)
+
     async def versions(self, run: RunId, *, after: Version | None) -> tuple[Version, ...]:
         query = {} if after is None else {"after": dotted(after)}
         names = await self._ask(VersionNames, f"/runs/{run}/records", query)
@@ -217,16 +222,21 @@ class RelayClient:
         authorised = {**({"Authorization": f"Bearer {self._token()}"} if self._token else {}), **(headers or {})}
         tls, name = (self._tls.context, self._tls.name) if self._tls else (True, None)
         try:
-            async with self._session.request(
-                method,
-                url,
-                headers=authorised,
-                data=data,
-                timeout=timeout,
-                allow_redirects=False,
-                ssl=tls,
-                server_hostname=name,
-            ) as response:
+            # A head that comes byte by byte makes progress at every read, and would never end.
+            async with (
+                asyncio.timeout(self._connect + self._stall + patience) as until_head,
+                self._session.request(
+                    method,
+                    url,
+                    headers=authorised,
+                    data=data,
+                    timeout=timeout,
+                    allow_redirects=False,
+                    ssl=tls,
+                    server_hostname=name,
+                ) as response,
+            ):
+                until_head.reschedule(None)
                 self.reachable = True
                 self._check_head(response)
                 yield response

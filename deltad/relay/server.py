@@ -50,7 +50,7 @@ from deltad.store.announce import Announcements
 from deltad.store.objects import ObjectReader
 from deltad.store.runs import RunStore
 from deltad.store.store import Store
-from deltad.types import Digest, Version, parse_daemon_name, parse_digest, parse_run
+from deltad.types import Digest, RunId, Version, parse_daemon_name, parse_digest, parse_run
 
 log = structlog.get_logger()
 
@@ -78,17 +78,20 @@ class RelayServer:
         door: Doorkeeper,
         announcements: Announcements,
         on_report: Callable[[RegionReport], None],
+        heartbeat: Callable[[RunId], bytes | None] = lambda run: None,
         limits: Limits = DEFAULT_LIMITS,
         stall_seconds: float = 30.0,
         on_sent: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """`on_sent` is told of every piece of an object that was sent, in bytes."""
+        """`heartbeat` gives the newest one of a run, if there is one; `on_sent` is told of every piece of an object that
+        was sent, in bytes."""
         self._store = store
         self._on_sent = on_sent
         self._hello = Hello(daemon, boot, (FORMAT,), tuple(sorted(CODERS)))
         self._door = door
         self._announcements = announcements
         self._on_report = on_report
+        self._heartbeat = heartbeat
         self._limits = limits
         self._stall_seconds = stall_seconds
         self._draining = False
@@ -102,6 +105,7 @@ class RelayServer:
             ("/runs", self._get_runs),
             ("/runs/{run}/latest", self._get_latest),
             ("/runs/{run}/target", self._get_target),
+            ("/runs/{run}/heartbeat", self._get_heartbeat),
             ("/runs/{run}/records", self._get_versions),
             ("/runs/{run}/records/{version}", self._get_record),
             ("/runs/{run}/edges", self._get_edges),
@@ -185,6 +189,13 @@ class RelayServer:
         if run not in self._store.held_runs():
             raise NotFoundError(f"run {run}", found="it is not known here")
         return web.Response(status=HTTPStatus.NO_CONTENT)
+
+    async def _get_heartbeat(self, request: web.Request) -> web.StreamResponse:
+        run = parse_run(request.match_info["run"])
+        beat = self._heartbeat(run)
+        if beat is None:
+            raise NotFoundError(f"heartbeat of run {run}", found="none is known here")
+        return _bytes(beat)
 
     async def _get_versions(self, request: web.Request) -> web.StreamResponse:
         run = self._run(request.match_info["run"])

@@ -55,6 +55,7 @@ RELAY: list[tuple[str, str, set[str]]] = [
     ("GET", "/v1/relay/runs", READS),
     ("GET", "/v1/relay/runs/policy/latest", READS_POLICY),
     ("GET", "/v1/relay/runs/policy/target", READS_POLICY),
+    ("GET", "/v1/relay/runs/policy/heartbeat", READS_POLICY),
     ("GET", "/v1/relay/runs/policy/records", READS_POLICY),
     ("GET", "/v1/relay/runs/policy/records/1.1", READS_POLICY),
     ("GET", "/v1/relay/runs/policy/edges", READS_POLICY),

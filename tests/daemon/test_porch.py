@@ -36,7 +36,7 @@ class Porched:
         assert self.runner.server is not None
         before = len(self.runner.server.connections)
         ends = await asyncio.open_connection("127.0.0.1", self.port)
-        while len(self.runner.server.connections) == before:
+        while len(self.runner.server.connections) == before:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0)
         return ends
 

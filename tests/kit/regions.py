@@ -44,6 +44,7 @@ QUICK = PullerPolicy(
     connect=5.0,
     first_rest=0.01,
     longest_rest=0.05,
+    heartbeat=0.02,
     denied_rest=0.05,
 )
 """Tries again at once, so that a test which breaks things a hundred times is over in seconds."""
@@ -64,7 +65,9 @@ class Upstream:
         stall_seconds: float = 30.0,
         wrap: Callable[[web.Application], web.Application] = lambda app: app,
         store: Store | None = None,
+        heartbeat: Callable[[RunId], bytes | None] = lambda run: None,
     ) -> None:
+        self._heartbeat = heartbeat
         self.store = store or Store.open(path)
         self._owned = store is None
         self.announcements = Announcements()
@@ -97,6 +100,7 @@ class Upstream:
             door=Doorkeeper.of(lambda: self.token),
             announcements=self.announcements,
             on_report=self._take,
+            heartbeat=self._heartbeat,
             limits=self._limits,
             stall_seconds=self._stall_seconds,
         )

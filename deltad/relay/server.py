@@ -83,8 +83,8 @@ class RelayServer:
         stall_seconds: float = 30.0,
         on_sent: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """`heartbeat` gives the newest one of a run, if there is one; `on_sent` is told of every piece of an object that
-        was sent, in bytes."""
+        """`heartbeat` gives the newest one of a run, if there is one; `on_sent` is told of every piece of an object
+        that was sent, in bytes."""
         self._store = store
         self._on_sent = on_sent
         self._hello = Hello(daemon, boot, (FORMAT,), tuple(sorted(CODERS)))

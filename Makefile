@@ -9,7 +9,7 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; exit; }; done; \
 	echo python3)
 
-.PHONY: demo venv venv-peers lint format test test-full check bench clean
+.PHONY: demo venv venv-peers lint format test test-full check lock audit sbom bench clean
 .DEFAULT_GOAL := demo
 
 # Models come from what pip installed; nothing here asks a model hub.
@@ -53,7 +53,28 @@ test: $(STAMP)
 test-full: $(STAMP)
 	DELTAD_TEST_FULL=1 HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-check: lint test
+check: lint test audit
+
+# What a daemon in production runs with: `pip install --require-hashes -r constraints-hashed.txt`, then the wheel alone.
+AUDIT  := .venv-audit
+
+$(AUDIT)/.installed:
+	test -x $(AUDIT)/bin/python || $(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet pip-audit==2.10.1 cyclonedx-bom==7.5.0 uv==0.13.9
+	touch $@
+
+lock: $(AUDIT)/.installed
+	$(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --extra daemon -c constraints.txt \
+		--generate-hashes --no-annotate --no-header --output-file constraints-hashed.txt pyproject.toml
+
+# Where no vulnerability database can be reached, it says so and is not a failure.
+audit:
+	-@$(MAKE) --no-print-directory --silent $(AUDIT)/.installed
+	@$(PYTHON) .ci/audit.py $(AUDIT)/bin/pip-audit constraints-hashed.txt
+
+sbom: $(AUDIT)/.installed
+	mkdir -p dist
+	$(AUDIT)/bin/cyclonedx-py requirements constraints-hashed.txt --pyproject pyproject.toml --of JSON -o dist/deltad.sbom.json
 
 # Others' programs, to be measured beside us. They need Python 3.12, and an environment of their own.
 PEERS  := .venv-peers
@@ -76,5 +97,5 @@ bench: $(STAMP)
 	$(BIN)/python -m bench all $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(AUDIT) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

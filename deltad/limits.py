@@ -28,6 +28,7 @@ class Limits:
     files: int = 64
     file_bytes: int = 64 * MIB
     record_bytes: int = 1 * MIB
+    heartbeat_bytes: int = 4 * KIB
     manifest_bytes: int = 64 * MIB
     page_bytes: int = 4 * MIB
     page_chunks: int = 4096
@@ -49,6 +50,15 @@ class Limits:
     ranks: int = 65_536
     join_bytes: int = 256 * MIB
     long_poll_seconds: float = 60.0
+    connections: int = 1024
+    """Of one server, at a time."""
+    address_connections: int = 256
+    """Of those, from one address."""
+    idle_seconds: float = 150.0
+    """How long a connection may stand without a request; a puller keeps its own warm for 120 s."""
+    header_line_bytes: int = 8190
+    headers: int = 128
+    """Of one request or reply."""
     disk_reserve_bytes: int = 64 * MIB
 
     @property

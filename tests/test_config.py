@@ -19,6 +19,7 @@ from deltad.config.sections import LISTS, TABLES, brackets, keys
 from deltad.delta.keys import SigningKey
 from deltad.errors import ConfigError
 from deltad.types import RunId
+from tests.kit.authority import Authority
 
 SECRET = "hunter2-hunter2"
 KEY = SigningKey.from_seed(bytes(32))
@@ -35,6 +36,22 @@ token_file = "token"
 
 [metrics]
 listen = "[::1]:0"
+
+[local]
+listen = "127.0.0.1:7702"
+certificate = "ca/a.pem"
+key = "ca/a.key"
+client_ca = "ca/ca.pem"
+
+[[token]]
+file = "trainer.token"
+scope = ["publish", "control"]
+runs = ["policy"]
+name = "the trainer's ranks"
+
+[[peer]]
+name = "rollout-1.example"
+runs = ["other"]
 
 [signing]
 key_file = "border.key"
@@ -84,6 +101,9 @@ def home(tmp_path: Path) -> Path:
     token = tmp_path / "token"
     token.write_text(f"{SECRET}\n")
     token.chmod(0o600)
+    (tmp_path / "trainer.token").write_text(f"{SECRET}{SECRET}")
+    (tmp_path / "trainer.token").chmod(0o600)
+    Authority(tmp_path / "ca").issue("a")
     key = tmp_path / "border.key"
     key.write_bytes(KEY.pem())
     key.chmod(0o600)
@@ -120,7 +140,14 @@ def test_every_key_is_understood(home: Path) -> None:
     assert config.daemon.socket == Path("/tmp/a.sock")
     assert config.relay
     assert config.relay.listen == Address("127.0.0.1", 7700)
+    assert config.relay.token_file
     assert config.relay.token_file.read() == SECRET
+    assert config.relay.tls is None
+    assert config.local
+    assert config.local.tls.ca == home / "ca" / "ca.pem"
+    ([token], [peer]) = config.tokens, config.peers
+    assert (token.scope, token.runs, token.name) == (("publish", "control"), ("policy",), "the trainer's ranks")
+    assert (peer.name, peer.scope, peer.runs) == ("rollout-1.example", ("read",), ("other",))
     assert config.metrics
     assert config.metrics.listen == Address("::1", 0)
     assert str(config.metrics.listen) == "[::1]:0"
@@ -229,8 +256,8 @@ FLEET = RUN + '[[fleet]]\nrun = "r"\n'
         ("[daemon]\n", "daemon.name", "no such key"),
         (NAME + "[dameon]\n", "dameon", "the nearest valid one is [daemon]"),
         (NAME + '[[runs]]\nid = "r"\n', "runs", "the nearest valid one is [[run]]"),
-        (NAME + "[foo]\n", "foo", "valid here: [backend], [daemon], [[fleet]], [metrics]"),
-        (NAME + 'metrics = "x"\n', "daemon.metrics", "valid here: 'derive_rate', 'name', 'socket'"),
+        (NAME + "[foo]\n", "foo", "valid here: [backend], [daemon], [[fleet]], [local], [metrics]"),
+        (NAME + 'metrics = "x"\n', "daemon.metrics", "valid here: 'derive_rate', 'group', 'name', 'socket'"),
         (NAME + 'storage = "x"\n', "daemon.storage", "the nearest valid one is 'store'"),
         (WATCH + 'quite = "1s"\n', "watch[0].quite", "the nearest valid one is 'quiet'"),
         (WATCH + "quiet = 1\n", "watch[0].quiet", "'500ms'"),
@@ -278,6 +305,16 @@ FLEET = RUN + '[[fleet]]\nrun = "r"\n'
         (NAME + '[metrics]\nport = "h:1"\n', "metrics.port", "valid here: 'listen'"),
         (NAME + '[relay]\nlisten = "h:1"\n', "relay.token_file", "no such key"),
         (NAME + '[relay]\ntoken = "x"\n', "relay.token", "the nearest valid one is 'token_file'"),
+        (NAME + '[relay]\nlisten = "h:1"\ncertificate = "a.pem"\n', "relay.key", "`certificate` and `key`, or neither"),
+        (NAME + '[relay]\nlisten = "h:1"\nclient_ca = "a.pem"\n', "relay.client_ca", "a `certificate` beside it"),
+        (NAME + '[[peer]]\nname = "b"\n', "peer[0].name", "a `client_ca` in [relay] or [local]"),
+        (NAME + '[[peer]]\nname = "*.b"\n', "peer[0].name", "a DNS name"),
+        (NAME + '[[token]]\nfile = "token"\nscope = "write"\n', "token[0].scope", "'read' or 'publish'"),
+        (NAME + 2 * '[[token]]\nfile = "token"\n', "token[1].file", "again"),
+        (NAME + '[local]\nlisten = "h:1"\n', "local.certificate", "no such key"),
+        (UPSTREAM + 'ca = "a.pem"\n', "upstream[0].url", "a URL of https"),
+        (NAME + '[[upstream]]\nurl = "http://b:1"\n', "upstream[0].token_file", "or a `certificate`"),
+        (UPSTREAM.replace("http:", "https:") + 'ca = "no.pem"\n', "", "authority "),
         (UPSTREAM + "connections = 0\n", "upstream[0].connections", "from 1 to 64"),
         (UPSTREAM + "connections = -4\n", "upstream[0].connections", "from 1 to 64"),
         (UPSTREAM + "connections = 65\n", "upstream[0].connections", "from 1 to 64"),

@@ -109,7 +109,7 @@ def trust(
 ) -> None:
     """Add a [[trust]] section for KEY to the end of a configuration; the rest of the file stays as it is.
 
-    A running daemon takes it up when it is started again. Without --config the section is only printed.
+    A running daemon takes it up on SIGHUP. Without --config the section is only printed.
 
     \b
     Example:
@@ -128,7 +128,7 @@ def trust(
     elif config is None:
         click.echo(section, nl=False)
     else:
-        show([Line(f"{config} trusts {parsed.id} now; restart the daemon to make it known there")])
+        show([Line(f"{config} trusts {parsed.id} now; a daemon that runs takes it up on SIGHUP")])
 
 
 @keys.command(short_help="Replace a private key by a new one.")

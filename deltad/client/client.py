@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import http.client
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import quote, urlencode
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
@@ -52,6 +52,9 @@ from deltad.errors import DeltadError, IntegrityError, LimitError, PeerError, Un
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.types import Digest, Version
 
+if TYPE_CHECKING:
+    import ssl
+
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 WORK_SECONDS = 3600.0
@@ -65,16 +68,31 @@ class Nothing(msgspec.Struct, frozen=True):
 
 
 class Client:
-    """Talks to the daemon that listens on a Unix socket. Opening one sends nothing.
+    """Talks to the daemon that listens on a Unix socket, or over TLS at `https://host:port`. Opening one sends nothing.
 
     All methods raise UnavailableError when no daemon answers in time, UsageError, NotFoundError and the
     other errors of `deltad.errors` as the daemon raised them, and PeerError for a reply that is none.
     Runs, versions and replicas are given as text or as the types of `deltad.types`.
     """
 
-    def __init__(self, socket_path: Path | str, *, timeout: float = 10.0, limits: Limits = DEFAULT_LIMITS) -> None:
-        """`timeout`: seconds that the daemon may be silent beyond what a call itself asks it to wait."""
-        self._path = Path(socket_path)
+    def __init__(
+        self,
+        address: Path | str,
+        *,
+        timeout: float = 10.0,
+        limits: Limits = DEFAULT_LIMITS,
+        token: Callable[[], str] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`timeout`: seconds that the daemon may be silent beyond what a call itself asks it to wait.
+
+        For an https address: `token` gives the bearer token as it stands now, if there is one, and `tls` says whom to
+        trust and what to show; without it the authorities that the host trusts count.
+        """
+        self._remote = address.rstrip("/") if isinstance(address, str) and address.startswith("https://") else ""
+        self._path: Path | str = self._remote or Path(address)
+        self._token = token
+        self._tls = tls
         self._timeout = timeout
         self._limits = limits
 
@@ -229,8 +247,10 @@ class Client:
         limit: int = _REPLY_BYTES,
         content: str = "application/octet-stream",
     ) -> bytes:
-        connection = _UnixConnection(self._path, self._timeout + max(wait, 0.0))
-        headers = {"Host": "deltad", "Connection": "close"}
+        connection = self._connection(self._timeout + max(wait, 0.0))
+        headers = {"Connection": "close"}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token()}"
         if body is not None:
             headers["Content-Type"] = content
         chunked = body is not None and not isinstance(body, bytes)
@@ -260,6 +280,12 @@ class Client:
         if response.status != 200:
             raise self._not_a_reply(f"status {response.status}")
         return data
+
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+        if not self._remote:
+            return _UnixConnection(Path(self._path), timeout)
+        parts = urlsplit(self._remote)
+        return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout, context=self._tls)
 
     def _read(self, response: http.client.HTTPResponse, limit: int) -> bytes:
         # A daemon always says how long its reply is; without that, a cut could look like the end.

@@ -8,16 +8,20 @@ from deltad.config.sections import (
     Config,
     DaemonConfig,
     FleetConfig,
+    LocalConfig,
     MetricsConfig,
+    PeerConfig,
     RelayConfig,
     RunConfig,
     ScrubConfig,
     SigningConfig,
+    TokenConfig,
     TrustConfig,
     UpstreamConfig,
     WatchConfig,
 )
 from deltad.config.showing import dump, to_toml, toml_value
+from deltad.config.tls import TlsFiles
 from deltad.config.token_file import TokenFile
 from deltad.config.values import Address
 
@@ -30,12 +34,16 @@ __all__ = [
     "FleetConfig",
     "KeyFile",
     "KeyMeaning",
+    "LocalConfig",
     "MetricsConfig",
+    "PeerConfig",
     "RelayConfig",
     "RunConfig",
     "ScrubConfig",
     "SectionMeaning",
     "SigningConfig",
+    "TlsFiles",
+    "TokenConfig",
     "TokenFile",
     "TrustConfig",
     "UpstreamConfig",

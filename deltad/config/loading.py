@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,17 +22,21 @@ from deltad.config.sections import (
     Config,
     DaemonConfig,
     FleetConfig,
+    LocalConfig,
     MetricsConfig,
+    PeerConfig,
     RelayConfig,
     RunConfig,
     ScrubConfig,
     SigningConfig,
+    TokenConfig,
     TrustConfig,
     UpstreamConfig,
     WatchConfig,
     brackets,
     keys,
 )
+from deltad.config.tls import TlsFiles
 from deltad.config.token_file import TokenFile
 from deltad.config.values import Parser, RefusedError
 from deltad.errors import ConfigError, UsageError
@@ -55,9 +59,10 @@ def load_config(path: Path) -> Config:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"configuration {path}", expected="TOML in UTF-8", found=str(error)) from None
     config = _Document(path, document).config()
-    for file in _secret_files(config):
+    checks = [*(file.read for file in _secret_files(config)), *_contexts(config)]
+    for check in checks:
         try:
-            file.read()
+            check()
         except ConfigError as error:
             raise ConfigError(
                 f"configuration {path}: {error.thing}", expected=error.expected, found=error.found, hint=error.hint
@@ -67,15 +72,42 @@ def load_config(path: Path) -> Config:
 
 def warnings(config: Config) -> tuple[str, ...]:
     """What can be used and should be better, one sentence each. Reads the secret files. Raises ConfigError."""
-    return tuple(doubt for file in dict.fromkeys(_secret_files(config)) for doubt in file.doubts())
+    files = dict.fromkeys([*_secret_files(config), *_tls_files(config)])
+    doubts = [doubt for file in files for doubt in file.doubts()]
+    return (*doubts, *_unheard_publishers(config))
+
+
+def _unheard_publishers(config: Config) -> Iterator[str]:
+    """The runs that are published here, demand a signature, and get none that would do."""
+    key = config.signing.key_file.read().public if config.signing else None
+    for run in config.runs:
+        trusted = [trust for trust in config.trusts if trust.speaks_for(run.id)]
+        if trusted and not any(trust.key == key and "publish" in trust.scope for trust in trusted):
+            signs = f"its [signing] key {key.id} is none of them" if key else "there is no [signing] key_file"
+            yield (
+                f"run {run.id} is published here and has [[trust]] keys, but {signs} with the scope 'publish': who "
+                "trusts the same keys takes no version that is published here"
+            )
 
 
 def _secret_files(config: Config) -> list[TokenFile | KeyFile]:
-    found: list[TokenFile | KeyFile] = [config.relay.token_file] if config.relay else []
-    found += (upstream.token_file for upstream in config.upstreams)
+    found: list[TokenFile | KeyFile] = [config.relay.token_file] if config.relay and config.relay.token_file else []
+    found += (upstream.token_file for upstream in config.upstreams if upstream.token_file)
+    found += (token.file for token in config.tokens)
     if config.signing:
         found.append(config.signing.key_file)
     return found
+
+
+def _tls_files(config: Config) -> list[TlsFiles]:
+    ends = (config.relay, config.local, *config.upstreams)
+    return [end.tls for end in ends if end is not None and end.tls is not None]
+
+
+def _contexts(config: Config) -> list[Callable[[], object]]:
+    """What makes sure that each certificate, key and authority can be used."""
+    ends = [end.tls.server for end in (config.relay, config.local) if end is not None and end.tls is not None]
+    return [*ends, *(upstream.tls.client for upstream in config.upstreams if upstream.tls is not None)]
 
 
 class _Document:
@@ -95,11 +127,14 @@ class _Document:
             relay=self._optional("relay", RelayConfig, "listen"),
             metrics=self._optional("metrics", MetricsConfig, "listen"),
             signing=self._optional("signing", SigningConfig, "key_file"),
+            local=self._optional("local", LocalConfig, "listen"),
             runs=self._sections("run", RunConfig),
             watches=self._sections("watch", WatchConfig),
             upstreams=self._sections("upstream", UpstreamConfig),
             fleets=self._sections("fleet", FleetConfig),
             trusts=self._sections("trust", TrustConfig),
+            tokens=self._sections("token", TokenConfig),
+            peers=self._sections("peer", PeerConfig),
             backend=self._section("backend", BackendConfig, self._table("backend")),
             scrub=self._section("scrub", ScrubConfig, self._table("scrub")),
         )
@@ -112,6 +147,9 @@ class _Document:
         self._distinct("upstream", "url", (upstream.url for upstream in config.upstreams))
         self._distinct("fleet", "run", (fleet.run for fleet in config.fleets))
         self._distinct("trust", "key", (str(trust.key) for trust in config.trusts))
+        self._distinct("token", "file", (str(token.file.path) for token in config.tokens))
+        self._distinct("peer", "name", (peer.name for peer in config.peers))
+        self._check_identities(config)
         if config.relay and config.metrics and config.relay.listen == config.metrics.listen:
             address = config.metrics.listen
             if address.port:
@@ -123,6 +161,29 @@ class _Document:
         for place, fleet in enumerate(config.fleets):
             if fleet.run not in declared and not config.pulls(fleet.run):
                 raise self._undeclared("fleet", place, fleet.run, declared)
+
+    def _check_identities(self, config: Config) -> None:
+        """Certificates and their keys come in pairs, and somebody can use what listens."""
+        ends = [("relay", config.relay), *((f"upstream[{i}]", upstream) for i, upstream in enumerate(config.upstreams))]
+        for name, end in ends:
+            if end is not None and (end.certificate is None) != (end.key is None):
+                lacking = "key" if end.key is None else "certificate"
+                raise self._error(f"{name}.{lacking}", expected="`certificate` and `key`, or neither", found="one")
+        if config.relay and config.relay.client_ca and not config.relay.certificate:
+            raise self._error("relay.client_ca", expected="a `certificate` beside it", found="none")
+        certified = any(end is not None and end.client_ca is not None for end in (config.relay, config.local))
+        if config.peers and not certified:
+            raise self._error("peer[0].name", expected="a `client_ca` in [relay] or [local]", found="none")
+        if config.relay and not (config.relay.token_file or config.tokens or (config.relay.client_ca and config.peers)):
+            expected = "a value, or a [[token]], or a `client_ca` and a [[peer]]"
+            raise self._error("relay.token_file", expected=expected, found="no such key")
+        for place, upstream in enumerate(config.upstreams):
+            if upstream.tls is None and (upstream.ca or upstream.certificate or upstream.name):
+                raise self._error(f"upstream[{place}].url", expected="a URL of https", found=f"'{upstream.url}'")
+            if not upstream.token_file and not upstream.certificate:
+                raise self._error(
+                    f"upstream[{place}].token_file", expected="a value, or a `certificate`", found="no such key"
+                )
 
     def _table(self, name: str) -> dict[str, Any]:
         table = self._document.get(name, {})

@@ -12,12 +12,15 @@ from typing import Any, Literal
 
 from deltad.config import values
 from deltad.config.key_file import KeyFile
+from deltad.config.tls import TlsFiles
 from deltad.config.token_file import TokenFile
 from deltad.config.values import Address
 from deltad.delta.keys import PublicKey
 from deltad.limits import DEVICE_MEMORY_BYTES
+from deltad.protocol.access import Right
 from deltad.types import RunId, Variant, parse_daemon_name, parse_run, parse_variant
 
+RIGHTS = tuple(right.value for right in Right)
 _CONNECTIONS = 64
 _DEVICES = 1024
 _THREADS = 256
@@ -39,12 +42,14 @@ class DaemonConfig:
     `socket`: the Unix socket of the local API. Default `/run/deltad/deltad.sock`.
     `derive_rate`: how many bytes a second may be read, on average, for making skip deltas and anchors in the
     background; `0B` makes none. Default `32MiB`.
+    `group`: the group whose members may use the socket, beside root and the daemon's own user. Default ``""``.
     """
 
     name: str = field(metadata=_reads(values.named(parse_daemon_name)))
     store: Path = field(default=Path("/var/lib/deltad"), metadata=_reads(values.path))
     socket: Path = field(default=Path("/run/deltad/deltad.sock"), metadata=_reads(values.path))
     derive_rate: int = field(default=32 << 20, metadata=_reads(values.size(0), values.size_text))
+    group: str = field(default="", metadata=_reads(values.words))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +57,76 @@ class RelayConfig:
     """`[relay]`: serving other daemons. Off unless `listen` is given.
 
     `listen`: the address that other daemons pull from, such as `0.0.0.0:7700`.
-    `token_file` (required with `listen`): the file with the bearer token that they must present.
+    `token_file`: the file with a bearer token that may read all runs. Not needed where a `[[token]]` or a `[[peer]]`
+    may read. Default ``""``.
+    `certificate`: the certificate (a chain, PEM) to serve TLS 1.3 with; without one the relay speaks in clear.
+    Default ``""``.
+    `key`: the file with its private key. Default ``""``.
+    `client_ca`: the authority whose certificate every caller must show. Default ``""``.
     """
 
     listen: Address = field(metadata=_reads(values.address))
-    token_file: TokenFile = field(metadata=_reads(values.token_file))
+    token_file: TokenFile | None = field(default=None, metadata=_reads(values.optional(values.token_file)))
+    certificate: Path | None = field(default=None, metadata=_reads(values.optional(values.path)))
+    key: Path | None = field(default=None, metadata=_reads(values.optional(values.path)))
+    client_ca: Path | None = field(default=None, metadata=_reads(values.optional(values.path)))
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """None where it speaks in clear."""
+        return TlsFiles(self.certificate, self.key, self.client_ca) if self.certificate else None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalConfig:
+    """`[local]`: the local API over TLS 1.3, for ranks in other containers or on other hosts. Off unless `listen` is
+    given. It recognises nobody without a `[[token]]` or a `[[peer]]`.
+
+    `listen`: the address, such as `0.0.0.0:7702`.
+    `certificate` (required): the certificate (a chain, PEM) to serve with.
+    `key` (required): the file with its private key.
+    `client_ca`: the authority whose certificate every caller must show. Default ``""``.
+    """
+
+    listen: Address = field(metadata=_reads(values.address))
+    certificate: Path = field(metadata=_reads(values.path))
+    key: Path = field(metadata=_reads(values.path))
+    client_ca: Path | None = field(default=None, metadata=_reads(values.optional(values.path)))
+
+    @property
+    def tls(self) -> TlsFiles:
+        return TlsFiles(self.certificate, self.key, self.client_ca)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenConfig:
+    """`[[token]]`: a bearer token, and what whoever has it may do, at the relay and at the local API.
+
+    `file` (required): the file with the token.
+    `scope`: `read` pulls versions and reports what is served; `publish` publishes; `control` moves targets, pins,
+    pulls and verifies; `administer` is all of it, and what is about the daemon itself. Or a list. Default `["read"]`.
+    `runs`: the run ids that it is for, or `["*"]` for all. Default `["*"]`.
+    `name`: what its bearer is called in records of who did what. Default ``"token"``.
+    """
+
+    file: TokenFile = field(metadata=_reads(values.token_file))
+    scope: tuple[str, ...] = field(default=("read",), metadata=_reads(values.choices(*RIGHTS)))
+    runs: tuple[str, ...] = field(default=("*",), metadata=_reads(values.run_names))
+    name: str = field(default="token", metadata=_reads(values.words))
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConfig:
+    """`[[peer]]`: whom a certificate names, and what they may do. It needs a `client_ca` that certifies them.
+
+    `name` (required): a DNS name among the certificate's subject alternative names, exactly.
+    `scope`: as in `[[token]]`. Default `["read"]`.
+    `runs`: the run ids that it is for, or `["*"]` for all. Default `["*"]`.
+    """
+
+    name: str = field(metadata=_reads(values.host_name))
+    scope: tuple[str, ...] = field(default=("read",), metadata=_reads(values.choices(*RIGHTS)))
+    runs: tuple[str, ...] = field(default=("*",), metadata=_reads(values.run_names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +209,29 @@ class WatchConfig:
 class UpstreamConfig:
     """`[[upstream]]`: a daemon to pull versions from.
 
-    `url` (required): its relay, such as `http://trainer-border:7700`.
-    `token_file` (required): the file with the bearer token that it asks for.
+    `url` (required): its relay, such as `https://trainer-border:7700`, or `http://` where it speaks in clear.
+    `token_file`: the file with the bearer token that it asks for. Not needed with `certificate`. Default ``""``.
+    `ca`: the authority that certified it; without one, those that the host trusts count. Default ``""``.
+    `certificate`: the certificate (a chain, PEM) to show it. Default ``""``.
+    `key`: the file with its private key. Default ``""``.
+    `name`: the DNS name that its certificate must be for, where that is not the host in `url`. Default ``""``.
     `runs`: the run ids to pull, or `["*"]` for all that it has. Default `["*"]`.
     `connections`: how many connections to it are used at once, 1 to 64. Default 4.
     """
 
     url: str = field(metadata=_reads(values.url))
-    token_file: TokenFile = field(metadata=_reads(values.token_file))
+    token_file: TokenFile | None = field(default=None, metadata=_reads(values.optional(values.token_file)))
+    ca: Path | None = field(default=None, metadata=_reads(values.optional(values.path)))
+    certificate: Path | None = field(default=None, metadata=_reads(values.optional(values.path)))
+    key: Path | None = field(default=None, metadata=_reads(values.optional(values.path)))
+    name: str | None = field(default=None, metadata=_reads(values.optional(values.host_name)))
     runs: tuple[str, ...] = field(default=("*",), metadata=_reads(values.run_names))
     connections: int = field(default=4, metadata=_reads(values.count(1, _CONNECTIONS)))
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """None where it is spoken to in clear."""
+        return TlsFiles(self.certificate, self.key, self.ca) if self.url.startswith("https:") else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +263,9 @@ class TrustConfig:
     scope: tuple[str, ...] = field(default=("publish",), metadata=_reads(values.choices("publish", "derive")))
     runs: tuple[str, ...] = field(default=("*",), metadata=_reads(values.run_names))
     name: str = field(default="", metadata=_reads(values.words))
+
+    def speaks_for(self, run: str) -> bool:
+        return "*" in self.runs or run in self.runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,18 +304,21 @@ class ScrubConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The whole file. `relay`, `metrics` and `signing` are None where they are off. `path` is the file itself."""
+    """The whole file. `relay`, `metrics`, `signing` and `local` are None where they are off. `path` is the file's."""
 
     path: Path
     daemon: DaemonConfig
     relay: RelayConfig | None
     metrics: MetricsConfig | None
     signing: SigningConfig | None
+    local: LocalConfig | None
     runs: tuple[RunConfig, ...]
     watches: tuple[WatchConfig, ...]
     upstreams: tuple[UpstreamConfig, ...]
     fleets: tuple[FleetConfig, ...]
     trusts: tuple[TrustConfig, ...]
+    tokens: tuple[TokenConfig, ...]
+    peers: tuple[PeerConfig, ...]
     backend: BackendConfig
     scrub: ScrubConfig
 
@@ -251,6 +340,7 @@ TABLES: dict[str, type[Any]] = {
     "relay": RelayConfig,
     "metrics": MetricsConfig,
     "signing": SigningConfig,
+    "local": LocalConfig,
     "backend": BackendConfig,
     "scrub": ScrubConfig,
 }
@@ -260,6 +350,8 @@ LISTS: dict[str, type[Any]] = {
     "upstream": UpstreamConfig,
     "fleet": FleetConfig,
     "trust": TrustConfig,
+    "token": TokenConfig,
+    "peer": PeerConfig,
 }
 
 

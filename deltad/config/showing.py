@@ -20,11 +20,15 @@ def dump(config: Config) -> dict[str, Any]:
         sections["metrics"] = _dump_section(config.metrics)
     if config.signing:
         sections["signing"] = _dump_section(config.signing)
+    if config.local:
+        sections["local"] = _dump_section(config.local)
     sections["run"] = [_dump_section(run) for run in config.runs]
     sections["watch"] = [_dump_section(watch) for watch in config.watches]
     sections["upstream"] = [_dump_section(upstream) for upstream in config.upstreams]
     sections["fleet"] = [_dump_section(fleet) for fleet in config.fleets]
     sections["trust"] = [_dump_section(trust) for trust in config.trusts]
+    sections["token"] = [_dump_section(token) for token in config.tokens]
+    sections["peer"] = [_dump_section(peer) for peer in config.peers]
     sections["backend"] = _dump_section(config.backend)
     sections["scrub"] = _dump_section(config.scrub)
     return sections

@@ -24,6 +24,7 @@ _DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h)", re.ASCII)
 _MILLISECONDS = {"h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 _SIZE = re.compile(r"([0-9]{1,9})(KiB|MiB|GiB|TiB|B)", re.ASCII)
 _BYTES = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
+_HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})", re.ASCII)
 
 
@@ -82,6 +83,17 @@ def token_file(value: object, base: Path) -> TokenFile:
 
 def key_file(value: object, base: Path) -> KeyFile:
     return KeyFile(path(value, base))
+
+
+def optional(parse: Parser) -> Parser:
+    """Like `parse`, but the empty string is None: not given."""
+    return lambda value, base: None if value == "" else parse(value, base)
+
+
+def host_name(value: object, base: Path) -> str:
+    if not _HOST.fullmatch(text(value)):
+        raise RefusedError("a DNS name as it stands in a certificate, in lower case, such as 'rollout-1.example'")
+    return text(value)
 
 
 def public_key(value: object, base: Path) -> PublicKey:
@@ -207,4 +219,6 @@ def shown(value: object) -> object:
             return str(value.path)
         case tuple():
             return list(value)
+        case None:
+            return ""
     return value

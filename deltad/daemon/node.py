@@ -45,6 +45,7 @@ from deltad.client.messages import (
 from deltad.config import Config
 from deltad.daemon.deriving import LOOK_SECONDS, Deriving
 from deltad.daemon.handing import HandOvers
+from deltad.daemon.heartbeats import Heartbeats
 from deltad.daemon.keeping import Keeper
 from deltad.daemon.notes import Note
 from deltad.daemon.origin import Handed, Origin, Published, PublishOptions
@@ -52,10 +53,11 @@ from deltad.daemon.remarks import Remarks
 from deltad.daemon.scrubbing import Scrubbing
 from deltad.daemon.store_size import StoreSize
 from deltad.daemon.targets import move, target_of, targets_reply
-from deltad.daemon.trusting import trust_list
+from deltad.daemon.trusting import doubts_in_words, sift_stored, trust_list
 from deltad.daemon.versions import Versions
 from deltad.delta.backend.choice import Candidates, candidates, probe
 from deltad.delta.backend.fallback import Switch
+from deltad.delta.keys import PublicKey
 from deltad.delta.record import VersionRecord
 from deltad.delta.threads import default_threads
 from deltad.errors import DeltadError, NotFoundError, UsageError
@@ -65,6 +67,7 @@ from deltad.local.fleet import Fleet, Standing
 from deltad.ops.metrics import Metrics
 from deltad.protocol.mode import AUTO, ModeChoice, choose_mode
 from deltad.protocol.pull import PullPolicy
+from deltad.relay.client import ClientTls
 from deltad.relay.puller import Puller, PullerPolicy, PullStats
 from deltad.store.announce import Announcements
 from deltad.store.garbage import Collected, Explained
@@ -106,10 +109,14 @@ class Node:
         self.backend, self.backend_reason = choice.backend, choice.reason
         self.threads = config.backend.threads or default_threads()
         self._key = config.signing.key_file.read() if config.signing else None
+        self.trust = trust_list(config)
+        sift_stored(store, config, self.trust, self._public_key)
         self.announcements = Announcements()
         self.metrics = Metrics.create(deltad.__version__)
         self.metrics.backend(self.backend.name, self.backend_reason)
         self.fleet = Fleet(config.daemon.name, self.boot, limits=limits)
+        self.heartbeats = Heartbeats(store, tuple(run.id for run in config.runs), self._key)
+        self._tls = {u.url: ClientTls(u.tls, u.name) for u in config.upstreams if u.tls is not None}
         self.pullers = [self._puller(i) for i in range(len(config.upstreams))]
         self.unwell: dict[str, str] = {}
         """Parts that are not well now, each with the reason, for readiness."""
@@ -126,6 +133,21 @@ class Node:
         )
         self.deriving = Deriving(store, config, self.metrics)
         self._handovers = HandOvers(store, self.backend, self)
+
+    @property
+    def _public_key(self) -> PublicKey | None:
+        return self._key.public if self._key else None
+
+    def take_up(self, config: Config) -> None:
+        """Trust whom a reloaded configuration trusts, and show upstreams the certificates that lie there now.
+
+        Blocks; called in a worker thread. Raises ConfigError.
+        """
+        for upstream in config.upstreams:
+            if upstream.tls is not None and upstream.url in self._tls:
+                self._tls[upstream.url].renew(upstream.tls)
+        self.trust.replace(trust_list(config))
+        sift_stored(self.store, self.config, self.trust, self._public_key)
 
     # Runs.
 
@@ -145,6 +167,7 @@ class Node:
                 self.backend,
                 daemon=self.config.daemon.name,
                 key=self._key,
+                shares=self._key is not None or not self.trust.demands(run),
                 threads=self.threads,
                 on_change=self.announcements.announce,
             )
@@ -361,6 +384,8 @@ class Node:
         found = [f"{part}: {reason}" for part, reason in sorted(self.unwell.items())]
         if self.scrubbing.problem:
             found.append(f"scrub: {self.scrubbing.problem}")
+        doubts = {run: doubts_in_words(self.store.run(run)) for run in self.store.held_runs()}
+        found += [f"run {run}: {words}" for run, words in doubts.items() if words]
         free = self.store.free_bytes()
         if free < 2 * self.limits.disk_reserve_bytes:
             found.append(f"store: {size(free)} free, close to the reserve of {size(self.limits.disk_reserve_bytes)}")
@@ -397,6 +422,7 @@ class Node:
     def describe_all(self) -> None:
         """Read what every version that is held is, and takes. Blocks; called before anything is served."""
         self._size.measure()
+        self.heartbeats.make_ready()
         for run in self.runs():
             if latest := self.versions_of(run).all()[-1:]:
                 self.metrics.latest(latest[0])
@@ -512,14 +538,16 @@ class Node:
         return Puller(
             self.store,
             url=upstream.url,
-            token=upstream.token_file.read,
+            token=upstream.token_file.read if upstream.token_file else None,
+            tls=self._tls.get(upstream.url),
             runs=upstream.runs,
             connections=upstream.connections,
             announcements=self.announcements,
             region_report=self.region_report,
             on_committed=self.on_pulled,
             limits=self.limits,
-            policy=PullerPolicy(PullPolicy(trust=trust_list(self.config))),
+            policy=PullerPolicy(PullPolicy(trust=self.trust)),
+            on_heartbeat=self.heartbeats.heard,
             on_received=lambda count: self.metrics.received(upstream.url, count),
             on_failure=lambda error: self.metrics.pull_failed(upstream.url, error),
         )

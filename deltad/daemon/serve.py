@@ -10,6 +10,7 @@ import asyncio
 import errno
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -18,11 +19,15 @@ import structlog
 import uvloop
 from aiohttp import web
 
-from deltad.config import Address, Config, warnings
+from deltad.config import Address, Config, LocalConfig, RelayConfig, TlsFiles, warnings
+from deltad.daemon.admitting import local_door, relay_door
 from deltad.daemon.node import Node
+from deltad.daemon.porch import Porch
+from deltad.daemon.reloading import Reloader
 from deltad.daemon.watching import watch
 from deltad.errors import ConfigError
-from deltad.local.binding import bind_tcp_once, bind_unix_socket
+from deltad.limits import Limits
+from deltad.local.binding import bind_tcp_once, bind_unix_socket, group_id
 from deltad.local.server import LocalServer
 from deltad.ops.health import health_app
 from deltad.ops.logs import configure
@@ -56,7 +61,7 @@ def serve(config: Config) -> int:
 
 def prove_addresses(config: Config) -> None:
     """See that every address can be listened on, and let go of it again. Raises ConfigError."""
-    for section, part in (("relay", config.relay), ("metrics", config.metrics)):
+    for section, part in (("relay", config.relay), ("local", config.local), ("metrics", config.metrics)):
         if part is not None:
             try:
                 bind_tcp_once(part.listen.host, part.listen.port)
@@ -86,10 +91,14 @@ async def _serve(config: Config, store: Store) -> int:
         loop.add_signal_handler(number, on_signal)
     notifier = Notifier()
     node = Node(config, store)
+    reloader = Reloader(config, on_reload=node.metrics.reloaded)
+    reloader.then(node.take_up)
+    loop.add_signal_handler(signal.SIGHUP, reloader.ask)
     await asyncio.to_thread(node.describe_all)
     async with AsyncExitStack() as stack:
-        addresses = await _listen(stack, node)
-        tasks = [asyncio.create_task(_supervise(name, part), name=name) for name, part in _parts(node)]
+        addresses = await _listen(stack, node, reloader)
+        parts = [*_parts(node), ("reload", reloader.run)]
+        tasks = [asyncio.create_task(_supervise(name, part), name=name) for name, part in parts]
         stack.push_async_callback(_drain, node, tasks, hurry)
         notifier.ready(f"serving {len(node.runs())} runs")
         log.info(
@@ -112,46 +121,88 @@ async def _serve(config: Config, store: Store) -> int:
     return 0
 
 
-async def _listen(stack: AsyncExitStack, node: Node) -> dict[str, str]:
+async def _listen(stack: AsyncExitStack, node: Node, reloader: Reloader) -> dict[str, str]:
     """Bind every face of the daemon; each is closed when the stack is. Returns what listens where."""
     config = node.config
     addresses = {"socket": str(config.daemon.socket)}
-    local = LocalServer(node.store, node, node.fleet, node.announcements, node.limits)
-    runner = await _start(stack, local.app())
-    await web.SockSite(runner, bind_unix_socket(config.daemon.socket)).start()
+    group, callers = group_id(config.daemon.group), local_door(config)
+    reloader.then(lambda found: callers.replace(local_door(found)))
+    local = LocalServer(node.store, node, node.fleet, node.announcements, node.limits, door=callers, group=group)
+    runner = await _start(stack, local.app(), node.limits, "local")
+    await web.SockSite(runner, bind_unix_socket(config.daemon.socket, group)).start()
     stack.callback(config.daemon.socket.unlink, missing_ok=True)
+    if config.local is not None:
+        addresses["local"] = await _bind(
+            runner, config.local.listen, "local", _context(reloader, config.local.tls, lambda found: found.local)
+        )
     if config.relay is not None:
+        door = relay_door(config)
+        reloader.then(lambda found: door.replace(relay_door(found)))
         relay = RelayServer(
             node.store,
             daemon=config.daemon.name,
             boot=node.boot,
-            token=config.relay.token_file.read,
+            door=door,
             announcements=node.announcements,
             on_report=node.on_report,
+            heartbeat=node.heartbeats.give,
             limits=node.limits,
             on_sent=node.metrics.sent,
         )
-        addresses["relay"] = await _bind(await _start(stack, relay.app()), config.relay.listen, "relay")
+        context = None if config.relay.tls is None else _context(reloader, config.relay.tls, lambda found: found.relay)
+        addresses["relay"] = await _bind(
+            await _start(stack, relay.app(), node.limits, "relay"), config.relay.listen, "relay", context
+        )
     if config.metrics is not None:
         app = health_app(node.metrics, reasons=node.reasons, status=node.status)
-        addresses["metrics"] = await _bind(await _start(stack, app), config.metrics.listen, "metrics")
+        addresses["metrics"] = await _bind(
+            await _start(stack, app, node.limits, "metrics"), config.metrics.listen, "metrics"
+        )
     return addresses
 
 
-async def _start(stack: AsyncExitStack, app: web.Application) -> web.AppRunner:
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=2.0)
+async def _start(stack: AsyncExitStack, app: web.Application, limits: Limits, face: str) -> web.AppRunner:
+    porch = Porch(limits, face=face)
+    porch.guard(app)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=2.0,
+        max_line_size=limits.header_line_bytes,
+        max_field_size=limits.header_line_bytes,
+        max_headers=limits.headers,
+    )
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
+    watching = asyncio.create_task(porch.watch(runner), name=f"porch {face}")
+    stack.callback(watching.cancel)
     return runner
 
 
-async def _bind(runner: web.AppRunner, listen: Address, section: str) -> str:
+def _context(
+    reloader: Reloader, files: TlsFiles, section: Callable[[Config], RelayConfig | LocalConfig | None]
+) -> ssl.SSLContext:
+    """What is listened with. A reload reads the certificate and the key of the `section` anew."""
+    context = files.server()
+
+    def renew(config: Config) -> None:
+        found = section(config)
+        if found is not None and found.tls is not None:
+            found.tls.load(context)
+
+    reloader.then(renew)
+    return context
+
+
+async def _bind(runner: web.AppRunner, listen: Address, section: str, context: ssl.SSLContext | None = None) -> str:
     """Listen there, and return where that is: port 0 has become another."""
     try:
-        await web.TCPSite(runner, listen.host, listen.port).start()
+        site = web.TCPSite(runner, listen.host, listen.port, ssl_context=context)
+        await site.start()
     except OSError as error:
         raise _cannot_listen(section, listen, error) from None
-    return str(Address(listen.host, runner.addresses[0][1]))
+    return str(Address(listen.host, next(a for a in runner.addresses if isinstance(a, tuple))[1]))
 
 
 Part = Callable[[], Awaitable[None]]

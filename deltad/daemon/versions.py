@@ -47,14 +47,16 @@ class Versions:
         *,
         daemon: str,
         key: SigningKey | None = None,
+        shares: bool = True,
         threads: int = 1,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`daemon` is the name of this one, whose fleet is led; `key` signs what it makes. `on_change` is called when
-        `next_for` may have another answer, though no version came."""
+        """`daemon` is the name of this one, whose fleet is led; `key` signs what it makes, which stays on this host
+        unless it `shares`. `on_change` is called when `next_for` may have another answer, though no version came."""
         self._store = store
         self._daemon = daemon
         self._key = key
+        self._shares = shares
         self._backend = backend
         self._threads = threads
         self.run = run
@@ -210,7 +212,16 @@ class Versions:
     def deriver(self, variant: Variant) -> Deriver:
         """What makes edges of a variant."""
         mirror = self.mirror(variant)
-        return Deriver(self._store, self.records, variant, mirror, self._backend, key=self._key, threads=self._threads)
+        return Deriver(
+            self._store,
+            self.records,
+            variant,
+            mirror,
+            self._backend,
+            key=self._key,
+            shares=self._shares,
+            threads=self._threads,
+        )
 
     def _inverses_of(self, variant: Variant) -> Inverses:
         if variant not in self._inverses:

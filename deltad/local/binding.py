@@ -6,6 +6,7 @@ replaces it. A file that is no socket is never touched.
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
 import socket
@@ -18,10 +19,16 @@ from deltad.errors import ConfigError
 _MODE = 0o660
 _BACKLOG = 128
 _CREDENTIALS = struct.Struct("iii")
+_SO_PEERGROUPS = 59
+"""Of Linux since 4.13; the `socket` module does not name it."""
+_MOST_GROUPS = 256
+"""What `getsockopt` of Python has room for; of a caller with more, only the primary group is known."""
 
 
-def bind_unix_socket(path: Path) -> socket.socket:
+def bind_unix_socket(path: Path, group: int | None = None) -> socket.socket:
     """A listening socket at `path`, for its owner and group alone; missing parents are created.
+
+    It belongs to `group`, where one is given, which needs that this process may do so.
 
     A stale socket file is replaced. Raises ConfigError where another process listens, where the path is
     taken by something else, and where the system refuses.
@@ -34,6 +41,8 @@ def bind_unix_socket(path: Path) -> socket.socket:
         listener.bind(str(path))
         # Nobody can connect before `listen`, so the mode is right from the first connection on.
         os.chmod(path, _MODE)
+        if group is not None:
+            os.chown(path, -1, group)
         listener.listen(_BACKLOG)
         listener.setblocking(False)
     except OSError as error:
@@ -72,6 +81,30 @@ def caller_name(connection: socket.socket) -> str:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
         return f"uid {uid}"
+
+
+def group_id(name: str) -> int | None:
+    """The number of a group of this host; None for the empty name. Raises ConfigError."""
+    if not name:
+        return None
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ConfigError("[daemon] group", expected="a group of this host", found=repr(name)) from None
+
+
+def may_connect(connection: socket.socket, group: int | None = None) -> bool:
+    """Whether the kernel says that the caller is root, this process's own user, or a member of `group`."""
+    _, uid, gid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if uid in (0, os.geteuid()):
+        return True
+    if group is None:
+        return False
+    try:
+        data = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MOST_GROUPS)
+    except OSError:
+        data = b""
+    return group == gid or group in struct.unpack(f"{len(data) // 4}I", data)
 
 
 def _remove_stale(path: Path, thing: str) -> None:

@@ -1,6 +1,7 @@
-"""The local API over HTTP, on a Unix socket: parses what comes in, asks the daemon, words the answer.
+"""The local API over HTTP, on a Unix socket and over TLS: parses what comes in, asks the daemon, words the answer.
 
-A thin shell: what is decided is decided by `Operations`, `Fleet` and the store. Invariants: every path
+A thin shell: what is decided is decided by `Operations`, `Fleet` and the store. Invariants: a caller who is not
+recognised hears nothing but 401, and one who may not do a thing nothing but 403, whatever there is; every path
 variable, query and body becomes a type of ours before it is used; every refusal is an `ErrorReply` with
 its error's status; no input is answered with a 5xx, which is left to real faults; and no caller that
 stops sending or reading holds a handler for longer than `progress_seconds`.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -38,12 +40,13 @@ from deltad.client.messages import (
     VersionInfo,
     VersionsReply,
 )
-from deltad.errors import DeltadError, LimitError, NotFoundError, UsageError
+from deltad.errors import DeltadError, DeniedError, LimitError, NotFoundError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
-from deltad.local.binding import caller_name
+from deltad.local.binding import caller_name, may_connect
 from deltad.local.fleet import Fleet
 from deltad.local.handing import HandOverRoutes
 from deltad.local.operations import Operations
+from deltad.protocol.access import EVERYTHING, Doorkeeper, Principal, Right, certificate_names
 from deltad.protocol.target import REASON_CHARACTERS
 from deltad.store.announce import Announcements
 from deltad.store.objects import ObjectReader
@@ -70,8 +73,19 @@ _MOST_NUMBER = 10**15 - 1
 _PATH_CHARACTERS = 4096
 _IDENTITY_CHARACTERS = 256
 _REASON_CHARACTERS = 256
+_CALLER = web.RequestKey("caller", Principal)
 
 log = structlog.get_logger()
+
+
+class _StrangerError(DeniedError):
+    """The caller is nobody who is known here."""
+
+    http_status = 401
+
+    @property
+    def kind(self) -> str:
+        return "Denied"
 
 
 class LocalServer:
@@ -85,10 +99,15 @@ class LocalServer:
         announcements: Announcements,
         limits: Limits = DEFAULT_LIMITS,
         *,
+        door: Doorkeeper | None = None,
+        group: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         progress_seconds: float = 30.0,
     ) -> None:
-        """`clock`: the monotonic seconds that `fleet` is told everywhere in this process."""
+        """`clock`: the monotonic seconds that `fleet` is told everywhere in this process. `door` recognises who comes
+        over TCP, nobody if there is none; over the Unix socket it is root, this process's user, and `group`."""
+        self._door = door or Doorkeeper(lambda: ())
+        self._group = group
         self._store = store
         self._operations = operations
         self._fleet = fleet
@@ -103,38 +122,56 @@ class LocalServer:
 
     def app(self) -> web.Application:
         """The application. Shutting it down answers all long polls at once."""
-        app = web.Application(middlewares=[_answer_errors], client_max_size=self._limits.json_body_bytes)
+        app = web.Application(
+            middlewares=[_answer_errors, self._recognise], client_max_size=self._limits.json_body_bytes
+        )
         app.on_shutdown.append(self._drain)
         get, post = hdrs.METH_GET, hdrs.METH_POST
-        routes: list[tuple[str, str, Handler]] = [
-            (get, "/v1/status", self._status),
-            (get, "/v1/runs/{run}/versions", self._versions),
-            (get, "/v1/runs/{run}/versions/{version}", self._version),
-            (post, "/v1/runs/{run}/versions/{version}/pin", self._pin),
-            (hdrs.METH_DELETE, "/v1/runs/{run}/versions/{version}/pin", self._unpin),
-            (get, "/v1/runs/{run}/records/{version}", self._record),
-            (get, "/v1/runs/{run}/edges/{version}", self._edges),
-            (get, "/v1/runs/{run}/latest", self._latest),
-            (post, "/v1/runs/{run}/publish", self._publish),
-            (post, "/v1/runs/{run}/ranks", self._join),
-            (post, "/v1/runs/{run}/steps", self._hand_over),
-            (post, "/v1/runs/{run}/pull", self._pull),
-            (post, "/v1/runs/{run}/export", self._export),
-            (post, "/v1/runs/{run}/verify", self._verify),
-            (get, "/v1/runs/{run}/target", self._targets),
-            (post, "/v1/runs/{run}/target", self._move_target),
-            (get, "/v1/runs/{run}/plan", self._plan),
-            (post, "/v1/collect", self._collect),
-            (get, "/v1/runs/{run}/fleet", self._fleet_view),
-            (get, "/v1/objects/{digest}", self._object),
-            (post, "/v1/replicas", self._register),
-            (get, "/v1/replicas/{replica}/next", self._next),
-            (post, "/v1/replicas/{replica}/state", self._report_state),
-            (hdrs.METH_DELETE, "/v1/replicas/{replica}", self._unregister),
+        delete = hdrs.METH_DELETE
+        read, publish, control, administer = Right.READ, Right.PUBLISH, Right.CONTROL, Right.ADMINISTER
+        # What is about a replica is about its run, which only its handler knows.
+        routes: list[tuple[str, str, Handler, Right]] = [
+            (get, "/v1/status", self._status, read),
+            (get, "/v1/runs/{run}/versions", self._versions, read),
+            (get, "/v1/runs/{run}/versions/{version}", self._version, read),
+            (post, "/v1/runs/{run}/versions/{version}/pin", self._pin, control),
+            (delete, "/v1/runs/{run}/versions/{version}/pin", self._unpin, control),
+            (get, "/v1/runs/{run}/records/{version}", self._record, read),
+            (get, "/v1/runs/{run}/edges/{version}", self._edges, read),
+            (get, "/v1/runs/{run}/latest", self._latest, read),
+            (post, "/v1/runs/{run}/publish", self._publish, publish),
+            (post, "/v1/runs/{run}/ranks", self._join, publish),
+            (post, "/v1/runs/{run}/steps", self._hand_over, publish),
+            (post, "/v1/runs/{run}/pull", self._pull, control),
+            (post, "/v1/runs/{run}/export", self._export, read),
+            (post, "/v1/runs/{run}/verify", self._verify, control),
+            (get, "/v1/runs/{run}/target", self._targets, read),
+            (post, "/v1/runs/{run}/target", self._move_target, control),
+            (get, "/v1/runs/{run}/plan", self._plan, read),
+            (post, "/v1/collect", self._collect, administer),
+            (get, "/v1/runs/{run}/fleet", self._fleet_view, read),
+            (get, "/v1/objects/{digest}", self._object, read),
+            (post, "/v1/replicas", self._register, read),
+            (get, "/v1/replicas/{replica}/next", self._next, read),
+            (post, "/v1/replicas/{replica}/state", self._report_state, read),
+            (delete, "/v1/replicas/{replica}", self._unregister, read),
         ]
-        for method, path, handler in routes:
-            app.router.add_route(method, path, handler)
+        for method, path, handler, right in routes:
+            app.router.add_route(method, path, _for_those_who_may(right, handler))
         return app
+
+    @web.middleware
+    async def _recognise(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        connection = request.get_extra_info("socket")
+        if connection is not None and connection.family == socket.AF_UNIX:
+            caller = Principal("", EVERYTHING) if may_connect(connection, self._group) else None
+        else:
+            names = certificate_names(request.get_extra_info("peercert"))
+            caller = self._door.admit(request.headers.get(hdrs.AUTHORIZATION, ""), names)
+        if caller is None:
+            raise _StrangerError("local API", expected="an identity that this daemon accepts")
+        request[_CALLER] = caller
+        return await handler(request)
 
     async def _drain(self, app: web.Application) -> None:
         self._draining = True
@@ -144,6 +181,7 @@ class LocalServer:
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
         _query(request)
+        _require(request, request[_CALLER].sees_all)
         return _json(self._operations.status())
 
     async def _versions(self, request: web.Request) -> web.StreamResponse:
@@ -165,7 +203,7 @@ class LocalServer:
         run, version, body = _run(request), _version(request), await self._body(request, PinRequest)
         if len(body.why) > _REASON_CHARACTERS:
             raise UsageError("reason", expected=f"at most {_REASON_CHARACTERS} characters")
-        by = await asyncio.to_thread(caller_name, request.get_extra_info("socket"))
+        by = await _name(request)
         return _json(await self._operations.pin(run, version, by, body.why))
 
     async def _unpin(self, request: web.Request) -> web.StreamResponse:
@@ -244,6 +282,7 @@ class LocalServer:
         if body.version:
             parse_version(body.version)
         if body.directory:
+            _require(request, request[_CALLER].may(Right.ADMINISTER))  # it writes wherever it is told
             _check_directory(body.directory)
         if body.replica or not body.directory:
             self._fleet.registration(parse_daemon_name(body.replica))
@@ -273,11 +312,12 @@ class LocalServer:
             parse_daemon_name(body.fleet)
         if len(body.why) > REASON_CHARACTERS:
             raise UsageError("reason", expected=f"at most {REASON_CHARACTERS} characters", found=f"{len(body.why)}")
-        by = await asyncio.to_thread(caller_name, request.get_extra_info("socket"))
+        by = await _name(request)
         return _json(await self._operations.move_target(run, body, by))
 
     async def _collect(self, request: web.Request) -> web.StreamResponse:
         _query(request)
+        _require(request, request[_CALLER].sees_all)
         return _json(await self._operations.collect(await self._body(request, CollectRequest)))
 
     # Objects.
@@ -331,6 +371,8 @@ class LocalServer:
     async def _register(self, request: web.Request) -> web.StreamResponse:
         _query(request)
         body = await self._body(request, RegisterRequest)
+        _require(request, request[_CALLER].may(Right.READ, body.run))
+        self._require_replica(request, body.replica, known=False)
         poll = self._polls.get(body.replica)
         self._fleet.register(body, self._clock(), hung_up=poll is not None and poll.transport is None)
         self._polls.pop(body.replica, None)
@@ -340,6 +382,7 @@ class LocalServer:
     async def _next(self, request: web.Request) -> web.StreamResponse:
         query = _query(request, "after", "wait")
         replica, after = _replica(request), _optional_version(query, "after")
+        self._require_replica(request, replica)
 
         def anything() -> NextReply | None:
             registration = self._fleet.registration(replica)
@@ -363,6 +406,7 @@ class LocalServer:
     async def _report_state(self, request: web.Request) -> web.StreamResponse:
         _query(request)
         replica, body = _replica(request), await self._body(request, StateRequest)
+        self._require_replica(request, replica)
         run = parse_run(self._fleet.registration(replica).run)
         try:
             self._fleet.report_state(replica, body, self._held(run), self._clock())
@@ -373,12 +417,24 @@ class LocalServer:
     async def _unregister(self, request: web.Request) -> web.StreamResponse:
         _query(request)
         replica = _replica(request)
+        self._require_replica(request, replica)
         self._fleet.unregister(replica)
         self._announcements.announce()
         await asyncio.to_thread(self._operations.drop_export, replica)
         return _done()
 
     # What several routes need.
+
+    def _require_replica(self, request: web.Request, replica: str, *, known: bool = True) -> None:
+        """Whoever is bound to runs deals with replicas of these alone, and hears of no other.
+
+        With `known` unset the name may be free.
+        """
+        if not request[_CALLER].sees_all:
+            registered = self._fleet.is_registered(replica)
+            run = self._fleet.registration(replica).run if registered else None
+            allowed = not known if run is None else request[_CALLER].may(Right.READ, run)
+            _require(request, allowed)
 
     def _held(self, run: RunId) -> list[VersionInfo]:
         """The run's versions; none for a run that is not known (yet)."""
@@ -418,6 +474,27 @@ class LocalServer:
             return msgspec.json.decode(data, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise UsageError(thing, expected=f"a {kind.__name__} in JSON", found=str(error)) from None
+
+
+def _for_those_who_may(right: Right, handler: Handler) -> Handler:
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        _require(request, request[_CALLER].may(right, request.match_info.get("run")))
+        return await handler(request)
+
+    return guarded
+
+
+def _require(request: web.Request, allowed: bool) -> None:
+    """Raises DeniedError, which says nothing of what there is."""
+    if not allowed:
+        raise DeniedError("local API", expected="an identity that may do this", found="one that may not")
+
+
+async def _name(request: web.Request) -> str:
+    """Who asks, for the record."""
+    if name := request[_CALLER].name:
+        return name
+    return await asyncio.to_thread(caller_name, request.get_extra_info("socket"))
 
 
 @web.middleware

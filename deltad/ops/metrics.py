@@ -57,6 +57,7 @@ class Metrics:
     scrub_healed: Counter
     scrub_unhealed: Gauge
     scrub_covered: Gauge
+    config_reloads: Counter
     ready: Gauge
 
     @classmethod
@@ -130,6 +131,7 @@ class Metrics:
                 "scrub_covered_timestamp_seconds",
                 "All that was stored at this moment was read by the scrub since; 0 until then.",
             ),
+            config_reloads=counter("config_reloads", "Reloads of the configuration, by outcome.", "outcome"),
             ready=gauge("ready", "Whether /readyz says yes (1) or no (0)."),
         )
         metrics.build_info.labels(version).set(1)
@@ -139,6 +141,10 @@ class Metrics:
         """This backend computes from now on."""
         self.backend_info.clear()
         self.backend_info.labels(name, reason).set(1)
+
+    def reloaded(self, taken_up: bool) -> None:
+        """A reload of the configuration was asked for, and the file was taken up or refused."""
+        self.config_reloads.labels("taken_up" if taken_up else "refused").inc()
 
     def fell_back(self, name: str) -> None:
         """This device's backend failed, and the CPU's went on."""

@@ -161,7 +161,8 @@ class Pull:
         try:
             self._policy.trust.check_record(record)
         except UntrustedError as untrusted:
-            raise PeerError(self.peer, found=str(untrusted)) from None
+            self.problem = PeerError(self.peer, found=str(untrusted))
+            raise self.problem from None
         version = record.version
         self._asked.discard(asked)
         self._backoffs.pop(version, None)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from deltad.delta.heartbeat import Heartbeat
 from deltad.delta.keys import PublicKey
 from deltad.delta.manifest import EdgeKind, Manifest
 from deltad.delta.record import VersionRecord
@@ -46,6 +47,10 @@ class TrustList:
     def __init__(self, keys: Iterable[TrustedKey] = ()) -> None:
         self._keys = tuple(keys)
 
+    def replace(self, keys: TrustList) -> None:
+        """Trust those keys from now on, and no other."""
+        self._keys = keys._keys
+
     def demands(self, run: RunId) -> bool:
         """Whether signatures are demanded for a run: any key is trusted for it."""
         return any(key.speaks_for(run) for key in self._keys)
@@ -53,6 +58,10 @@ class TrustList:
     def check_record(self, record: VersionRecord) -> None:
         """Raises UntrustedError unless a key with the scope `publish` has signed, where the run demands it."""
         self._check(record, record.run, Scope.PUBLISH, f"record of {record.id}")
+
+    def check_heartbeat(self, beat: Heartbeat) -> None:
+        """Like `check_record`, for a publisher's sign of life."""
+        self._check(beat, beat.run, Scope.PUBLISH, f"heartbeat of {beat.run}")
 
     def check_derived(self, manifest: Manifest) -> None:
         """Like `check_record`, for an edge that no record names; the publisher may derive as well."""
@@ -63,7 +72,7 @@ class TrustList:
             )
         self._check(manifest, manifest.run, Scope.DERIVE, thing)
 
-    def _check(self, signed: VersionRecord | Manifest, run: str, scope: Scope, thing: str) -> None:
+    def _check(self, signed: VersionRecord | Manifest | Heartbeat, run: str, scope: Scope, thing: str) -> None:
         trusted = [key for key in self._keys if key.speaks_for(run)]
         if not trusted:
             return

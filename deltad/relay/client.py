@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -22,6 +23,7 @@ import msgspec
 from yarl import URL
 
 from deltad.client.messages import RegionReport
+from deltad.config import TlsFiles
 from deltad.errors import DeltadError, DeniedError, LimitError, NotFoundError, PeerError, UnavailableError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.protocol.hints import Hint
@@ -41,19 +43,34 @@ _PROGRESS_BYTES = 16 << 10
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re.ASCII)
 
 
+class ClientTls:
+    """How one upstream is spoken to; `renew` reads the files again, for connections that are made from then on."""
+
+    def __init__(self, files: TlsFiles, name: str | None) -> None:
+        """`name` is what its certificate must be for, where that is not the host of its URL. Raises ConfigError."""
+        self.name = name
+        self.renew(files)
+
+    def renew(self, files: TlsFiles) -> None:
+        """Raises ConfigError; then nothing has changed."""
+        self.context = files.client()
+
+
 class RelayClient:
     """Asks the daemon at `url`. An async context manager; all methods belong to its event loop.
 
-    `token` gives the bearer token as it stands now. `count` is told of every body byte that comes in.
-    `stall_seconds` is how long a reply may go without progress, `connect_seconds` how long connecting may take.
+    `token` gives the bearer token as it stands now, where there is one; `tls` how an https URL is spoken to. `count`
+    is told of every body byte that comes in. `stall_seconds` is how long a reply may go without progress,
+    `connect_seconds` how long connecting may take.
     """
 
     def __init__(
         self,
         url: str,
-        token: Callable[[], str],
+        token: Callable[[], str] | None,
         *,
         count: Count,
+        tls: ClientTls | None = None,
         limits: Limits = DEFAULT_LIMITS,
         stall_seconds: float = 20.0,
         connect_seconds: float = 10.0,
@@ -63,6 +80,7 @@ class RelayClient:
         """Whether the last request found someone to talk to."""
         self.goodput = Goodput()
         self._token = token
+        self._tls = tls
         self._count = count
         self._limits = limits
         self._stall = stall_seconds
@@ -75,6 +93,8 @@ class RelayClient:
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept-Encoding": "identity"},
+            max_line_size=self._limits.header_line_bytes,
+            max_field_size=self._limits.header_line_bytes,
         )
         return self
 
@@ -116,6 +136,11 @@ class RelayClient:
     async def record(self, run: RunId, version: Version, *, count: Count) -> bytes:
         async with self._request("GET", f"/runs/{run}/records/{dotted(version)}") as response:
             return await self._sealed_body(response, self._limits.record_bytes, count)
+
+    async def heartbeat(self, run: RunId) -> bytes:
+        """The newest heartbeat of the run's publisher that the peer has, as it was signed. Raises NotFoundError."""
+        async with self._request("GET", f"/runs/{run}/heartbeat") as response:
+            return await self._sealed_body(response, self._limits.heartbeat_bytes)
 
     async def versions(self, run: RunId, *, after: Version | None) -> tuple[Version, ...]:
         query = {} if after is None else {"after": dotted(after)}
@@ -194,14 +219,29 @@ class RelayClient:
         assert self._session is not None, "use it as a context manager"
         url = URL(f"{self.url}{PREFIX}{path}").with_query(query)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._connect, sock_read=self._stall + patience)
-        authorised = {"Authorization": f"Bearer {self._token()}", **(headers or {})}
+        authorised = {**({"Authorization": f"Bearer {self._token()}"} if self._token else {}), **(headers or {})}
+        tls, name = (self._tls.context, self._tls.name) if self._tls else (True, None)
         try:
-            async with self._session.request(
-                method, url, headers=authorised, data=data, timeout=timeout, allow_redirects=False
-            ) as response:
+            # A head that comes byte by byte makes progress at every read, and would never end.
+            async with (
+                asyncio.timeout(self._connect + self._stall + patience) as until_head,
+                self._session.request(
+                    method,
+                    url,
+                    headers=authorised,
+                    data=data,
+                    timeout=timeout,
+                    allow_redirects=False,
+                    ssl=tls,
+                    server_hostname=name,
+                ) as response,
+            ):
+                until_head.reschedule(None)
                 self.reachable = True
                 self._check_head(response)
                 yield response
+        except (aiohttp.ClientConnectorCertificateError, ssl.SSLError, aiohttp.ClientSSLError) as error:
+            raise self._unidentified(error) from error
         except aiohttp.ClientConnectorError as error:
             self.reachable = False
             raise UnavailableError(self.url, found=_reason(error)) from error
@@ -212,11 +252,28 @@ class RelayClient:
             self.reachable = not isinstance(error, aiohttp.ConnectionTimeoutError)
             raise UnavailableError(self.url, found="no progress within the time limit") from error
         except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError) as error:
-            raise UnavailableError(self.url, found="the connection was cut") from error
+            refused = self._tls is not None and not self.reachable
+            why = ", as it is where a certificate is not accepted" if refused else ""
+            raise UnavailableError(self.url, found=f"the connection was cut{why}") from error
         except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error.__cause__, ssl.SSLError):
+                raise self._unidentified(error.__cause__) from error
             raise UnavailableError(self.url, found=_reason(error)) from error
         except ValueError as error:
             raise PeerError(self.url, expected="an HTTP reply", found=str(error)[:200]) from error
+
+    def _unidentified(self, error: Exception) -> DeltadError:
+        """One of the two ends is not whom the other one wants to talk to, or one of them does not speak TLS 1.3."""
+        wrong = getattr(error, "certificate_error", error)
+        if isinstance(wrong, ssl.SSLCertVerificationError):
+            name = self._tls.name if self._tls and self._tls.name else URL(self.url).host
+            expected = f"a certificate for {name} by an authority that is trusted here"
+            return DeniedError(
+                self.url, expected=expected, found=wrong.verify_message[:200], hint="see [[upstream]] ca"
+            )
+        found = getattr(wrong, "os_error", wrong)
+        reason = (getattr(found, "reason", None) or str(found)).replace("_", " ").lower()[:200]
+        return DeniedError(self.url, expected="TLS 1.3, and a certificate of this daemon that it accepts", found=reason)
 
     def _check_head(self, response: aiohttp.ClientResponse) -> None:
         status = response.status
@@ -224,9 +281,9 @@ class RelayClient:
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             raise DeniedError(
                 self.url,
-                expected="a token that it accepts",
+                expected="a token that it accepts, or a certificate, that may read this",
                 found=f"HTTP {status}",
-                hint="compare the token files of both daemons",
+                hint="compare the token files of both daemons, and what it says of them in [[token]] and [[peer]]",
             )
         if status == HTTPStatus.NOT_FOUND:
             raise NotFoundError(thing, found="the peer does not have it")

@@ -17,12 +17,14 @@ import structlog
 
 from deltad.client.messages import RegionReport, UpstreamView
 from deltad.delta import FORMAT
+from deltad.delta.heartbeat import Heartbeat
 from deltad.delta.record import VersionRecord
 from deltad.errors import ConfigError, DeltadError, DeniedError, NotFoundError, PeerError, UnavailableError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.protocol.pull import PullPolicy
 from deltad.protocol.pull_plan import Wanted, check_arrival
-from deltad.relay.client import RelayClient
+from deltad.relay.client import ClientTls, RelayClient
+from deltad.relay.heartbeat_pull import HeartbeatPull
 from deltad.relay.link import Link
 from deltad.relay.run_pull import PullStats, RunPull
 from deltad.relay.target_pull import TargetPull
@@ -55,6 +57,8 @@ class PullerPolicy:
     first_rest: float = 0.2
     longest_rest: float = 5.0
     """Between two tries to reach an upstream that does not answer."""
+    heartbeat: float = 10.0
+    """Between two questions for the heartbeat of a run's publisher."""
     denied_rest: float = 30.0
     """Between two tries with a token that was refused."""
 
@@ -62,9 +66,9 @@ class PullerPolicy:
 class Puller:
     """Pulls `runs` (names, or `*` for all) from the daemon at `url` into `store`, for as long as `run` runs.
 
-    `token` gives the bearer token as it stands now; up to `connections` objects are fetched at a time.
-    `on_committed` is called in the event loop after each commit, before the announcement. All methods
-    belong to the event loop's thread.
+    `token` and `tls` are those of `RelayClient`; up to `connections` objects are fetched at a time. `on_committed`
+    is called in the event loop after each commit, before the announcement. All methods belong to the event loop's
+    thread.
     """
 
     def __init__(
@@ -72,7 +76,8 @@ class Puller:
         store: Store,
         *,
         url: str,
-        token: Callable[[], str],
+        token: Callable[[], str] | None,
+        tls: ClientTls | None = None,
         runs: tuple[str, ...],
         connections: int,
         announcements: Announcements,
@@ -80,11 +85,14 @@ class Puller:
         on_committed: Callable[[VersionRecord, PullStats], None],
         limits: Limits = DEFAULT_LIMITS,
         policy: PullerPolicy | None = None,
+        on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
         on_received: Callable[[int], None] = lambda count: None,
         on_failure: Callable[[DeltadError], None] = lambda error: None,
     ) -> None:
-        """`on_received` is told of every piece that came, in bytes, and `on_failure` of every failed request."""
+        """`on_heartbeat` is told of each newer sign of life of a publisher, `on_received` of every piece that came, in
+        bytes, and `on_failure` of every failed request."""
         self.url = url
+        self._on_heartbeat = on_heartbeat
         self._on_received = on_received
         self._on_failure = on_failure
         self._policy = policy or PullerPolicy()
@@ -107,6 +115,7 @@ class Puller:
         self._client = RelayClient(
             url,
             token,
+            tls=tls,
             count=self._count,
             limits=limits,
             stall_seconds=self._policy.stall,
@@ -114,6 +123,7 @@ class Puller:
         )
         self._pulls: dict[RunId, RunPull] = {}
         self._targets: dict[RunId, TargetPull] = {}
+        self._heartbeats: dict[RunId, HeartbeatPull] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._begun = asyncio.Event()
         self._roused = asyncio.Event()
@@ -134,6 +144,7 @@ class Puller:
             self._begun.clear()
             self._pulls.clear()
             self._targets.clear()
+            self._heartbeats.clear()
             self.link.up = False
 
     def follows(self, run: RunId) -> bool:
@@ -199,6 +210,9 @@ class Puller:
         )
         problem = next((problem for problem in problems if problem), None)
         error = self.link.error or problem
+        doubts = [f"{run}: {words}" for run, beats in sorted(self._heartbeats.items()) if (words := beats.trouble())]
+        if error is None and doubts and self.link.up:
+            error = UnavailableError(self.url, found="; ".join(doubts))
         return UpstreamView(
             url=self.url,
             up=self.link.up,
@@ -321,6 +335,16 @@ class Puller:
             self._tasks.create_task(self._for_ever(pull.follow))
             self._tasks.create_task(self._for_ever(pull.drive))
             self._tasks.create_task(self._for_ever(target.follow))
+            beats = self._heartbeats[run] = HeartbeatPull(
+                self._store.run(run),
+                self._client,
+                self,
+                trust=self._pull_policy.trust,
+                limits=self._limits,
+                every=self._policy.heartbeat,
+                on_heard=self._on_heartbeat,
+            )
+            self._tasks.create_task(self._for_ever(beats.follow))
         return pull
 
     def _count(self, count: int) -> None:

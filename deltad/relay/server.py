@@ -1,15 +1,14 @@
 """Serving what this daemon holds to daemons that pull.
 
-It may not change the store: all it takes in is a region's report. Owns two invariants: nothing but 401
-is said to whoever lacks the token; and no request, however malformed, is answered with a 5xx or reaches
+It may not change the store: all it takes in is a region's report. Owns three invariants: nothing but 401 is said to
+whoever is not recognised; nothing but 403 to whoever may not read a run, whether there is such a run or not; and no
+request, however malformed, is answered with a 5xx or reaches
 a file that its digest does not name.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
@@ -21,15 +20,16 @@ from deltad.client.messages import ErrorReply, RegionReport
 from deltad.delta import FORMAT
 from deltad.delta.coding import CODERS
 from deltad.errors import (
-    ConfigError,
     DeltadError,
     DeniedError,
     FormatError,
+    LimitError,
     NotFoundError,
     UnavailableError,
     UsageError,
 )
 from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.protocol.access import Doorkeeper, Principal, Right, certificate_names
 from deltad.relay.hints import offer
 from deltad.relay.wire import (
     LISTED_VERSIONS,
@@ -50,13 +50,14 @@ from deltad.store.announce import Announcements
 from deltad.store.objects import ObjectReader
 from deltad.store.runs import RunStore
 from deltad.store.store import Store
-from deltad.types import Digest, Version, parse_daemon_name, parse_digest, parse_run
+from deltad.types import Digest, RunId, Version, parse_daemon_name, parse_digest, parse_run
 
 log = structlog.get_logger()
 
 _READ_BYTES = 1 << 20
 _WRITE_BYTES = 32 << 10
 _WARN_SECONDS = 60.0
+_CALLER = web.RequestKey("caller", Principal)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -64,7 +65,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class RelayServer:
     """The application that other daemons pull from.
 
-    `token` gives the bearer token as it stands now; `on_report` takes a report from a region below.
+    `door` recognises callers; `on_report` takes a report from a region below.
     `stall_seconds` is how long a client may go without making progress before it is cut off.
     """
 
@@ -74,20 +75,23 @@ class RelayServer:
         *,
         daemon: str,
         boot: str,
-        token: Callable[[], str],
+        door: Doorkeeper,
         announcements: Announcements,
         on_report: Callable[[RegionReport], None],
+        heartbeat: Callable[[RunId], bytes | None] = lambda run: None,
         limits: Limits = DEFAULT_LIMITS,
         stall_seconds: float = 30.0,
         on_sent: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """`on_sent` is told of every piece of an object that was sent, in bytes."""
+        """`heartbeat` gives the newest one of a run, if there is one; `on_sent` is told of every piece of an object
+        that was sent, in bytes."""
         self._store = store
         self._on_sent = on_sent
         self._hello = Hello(daemon, boot, (FORMAT,), tuple(sorted(CODERS)))
-        self._token = token
+        self._door = door
         self._announcements = announcements
         self._on_report = on_report
+        self._heartbeat = heartbeat
         self._limits = limits
         self._stall_seconds = stall_seconds
         self._draining = False
@@ -101,13 +105,14 @@ class RelayServer:
             ("/runs", self._get_runs),
             ("/runs/{run}/latest", self._get_latest),
             ("/runs/{run}/target", self._get_target),
+            ("/runs/{run}/heartbeat", self._get_heartbeat),
             ("/runs/{run}/records", self._get_versions),
             ("/runs/{run}/records/{version}", self._get_record),
             ("/runs/{run}/edges", self._get_edges),
             ("/objects/{digest}", self._get_object),
         ):
-            app.router.add_get(PREFIX + path, handler, allow_head=False)
-        app.router.add_post(PREFIX + "/report", self._post_report)
+            app.router.add_get(PREFIX + path, _for_readers(handler), allow_head=False)
+        app.router.add_post(PREFIX + "/report", _for_readers(self._post_report))
         app.on_shutdown.append(self._drain)
         return app
 
@@ -118,12 +123,18 @@ class RelayServer:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Identity first; then every refusal becomes an ErrorReply."""
-        if not self._is_known(request):
+        names = certificate_names(request.get_extra_info("peercert"))
+        caller = self._door.admit(request.headers.get("Authorization", ""), names)
+        if caller is None:
             self._warn(request)
-            denied = DeniedError("relay", expected="a bearer token that this daemon accepts")
+            denied = DeniedError("relay", expected="a bearer token or a certificate that this daemon accepts")
             return _refusal(denied, HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": "Bearer"})
+        request[_CALLER] = caller
         try:
             return await handler(request)
+        except web.HTTPRequestEntityTooLarge:
+            expected = f"at most report_bytes ({self._limits.report_bytes})"
+            return _refusal(LimitError("report", expected=expected, found="more"), HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         except web.HTTPException as refused:
             error = NotFoundError(request.path[:80], found=refused.reason)
             headers = {"Allow": refused.headers["Allow"]} if "Allow" in refused.headers else {}
@@ -134,30 +145,17 @@ class RelayServer:
             log.exception("relay_request_failed", path=request.path[:200])
             return _refusal(UnavailableError("relay", found="an internal error"), HTTPStatus.INTERNAL_SERVER_ERROR)
 
-    def _is_known(self, request: web.Request) -> bool:
-        try:
-            expected = f"Bearer {self._token()}"
-        except ConfigError as error:
-            log.error("relay_token_unreadable", error=str(error))
-            return False
-        found = request.headers.get("Authorization", "")
-        # Digests have one length, so that comparing takes the same time whatever was offered.
-        return hmac.compare_digest(
-            hashlib.sha256(found.encode("utf-8", "surrogateescape")).digest(),
-            hashlib.sha256(expected.encode()).digest(),
-        )
-
     def _warn(self, request: web.Request) -> None:
         now = asyncio.get_running_loop().time()
         if now - self._warned_at >= _WARN_SECONDS:
             self._warned_at = now
-            log.warning("relay_token_refused", remote=request.remote)
+            log.warning("relay_caller_refused", remote=request.remote)
 
     async def _get_hello(self, request: web.Request) -> web.StreamResponse:
         return _json(self._hello)
 
     async def _get_runs(self, request: web.Request) -> web.StreamResponse:
-        return _json(RunNames(tuple(self._store.runs())))
+        return _json(RunNames(tuple(run for run in self._store.runs() if request[_CALLER].may(Right.READ, run))))
 
     async def _get_latest(self, request: web.Request) -> web.StreamResponse:
         run = parse_run(request.match_info["run"])
@@ -191,6 +189,13 @@ class RelayServer:
         if run not in self._store.held_runs():
             raise NotFoundError(f"run {run}", found="it is not known here")
         return web.Response(status=HTTPStatus.NO_CONTENT)
+
+    async def _get_heartbeat(self, request: web.Request) -> web.StreamResponse:
+        run = parse_run(request.match_info["run"])
+        beat = self._heartbeat(run)
+        if beat is None:
+            raise NotFoundError(f"heartbeat of run {run}", found="none is known here")
+        return _bytes(beat)
 
     async def _get_versions(self, request: web.Request) -> web.StreamResponse:
         run = self._run(request.match_info["run"])
@@ -267,8 +272,28 @@ class RelayServer:
             raise UsageError("report", expected="a body in one piece or in chunks", found=str(error)[:200]) from None
         if SEAL in request.headers and request.headers[SEAL] != seal(data):
             raise FormatError("report", expected=f"a body that its {SEAL} seals", found="other bytes")
-        self._on_report(_parse_report(data))
+        self._on_report(_about(request[_CALLER], _parse_report(data)))
         return _json({})
+
+
+def _for_readers(handler: Handler) -> Handler:
+    """The handler for those who may read the run in the path, or any run where there is none in it."""
+
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        if not request[_CALLER].may(Right.READ, request.match_info.get("run")):
+            raise DeniedError("relay", expected="an identity that may do this")
+        return await handler(request)
+
+    return guarded
+
+
+def _about(caller: Principal, report: RegionReport) -> RegionReport:
+    """The report without the runs that are none of the caller's business."""
+    if caller.sees_all:
+        return report
+    runs = {run: said for run, said in report.runs.items() if caller.may(Right.READ, run)}
+    below = tuple(_about(caller, inner) for inner in report.below)
+    return msgspec.structs.replace(report, runs=runs, below=below)
 
 
 def _after(request: web.Request) -> Version | None:

@@ -72,15 +72,17 @@ class Deriver:
         backend: Backend,
         *,
         key: SigningKey | None = None,
+        shares: bool = True,
         threads: int = 1,
     ) -> None:
-        """`key` signs what is made, for daemons that pull it."""
+        """`key` signs what is made, for daemons that pull it; unless it `shares`, all of it stays on this host."""
         self._store = store
         self._run = run
         self._variant = variant
         self._mirror = mirror
         self._backend = backend
         self._key = key
+        self._shares = shares
         self._threads = threads
 
     def make_edge(self, base: Version, target: Version, *, mode: Mode = "blind") -> Made:
@@ -255,4 +257,4 @@ class Deriver:
 
     def _catalogue(self, manifest: Manifest, *, local: bool) -> DerivedEdge:
         signed = sign(manifest, self._key) if self._key else manifest
-        return self._run.add_edge(self._store.put(encode(signed)), local=local)
+        return self._run.add_edge(self._store.put(encode(signed)), local=local or not self._shares)

@@ -73,6 +73,7 @@ class DerivedEdges:
         self._files = files
         self._edges: dict[Digest, DerivedEdge] = {}
         self._to: dict[Version, list[DerivedEdge]] = {}
+        self._hidden: dict[Digest, DerivedEdge] = {}
 
     def load(self, held: Collection[Version]) -> None:
         """Read the catalogue, and forget what leads to or from no version that is held.
@@ -96,16 +97,27 @@ class DerivedEdges:
         """Forget the edges of which an end is not held."""
         self.remove(
             Digest(edge.manifest)
-            for edge in self.all()
+            for edge in self.all(hidden=True)
             if edge.target not in held or (edge.base is not None and edge.base not in held)
         )
 
-    def all(self) -> list[DerivedEdge]:
-        return list(self._edges.values())
+    def all(self, *, hidden: bool = False) -> list[DerivedEdge]:
+        return [*self._edges.values(), *(self._hidden.values() if hidden else ())]
 
-    def to(self, version: Version) -> tuple[DerivedEdge, ...]:
-        """The edges that lead to a version."""
-        return tuple(self._to.get(version, ()))
+    def to(self, version: Version, *, hidden: bool = False) -> tuple[DerivedEdge, ...]:
+        """The edges that lead to a version, with or without the hidden ones."""
+        more = (edge for edge in self._hidden.values() if edge.target == version) if hidden else ()
+        return (*self._to.get(version, ()), *more)
+
+    def hide(self, manifests: Collection[Digest]) -> None:
+        """Take these out of sight, and all others into it; the catalogue on the disk stays as it is."""
+        known = {**self._edges, **self._hidden}
+        self._edges, self._to, self._hidden = {}, {}, {}
+        for manifest, edge in known.items():
+            if manifest in manifests:
+                self._hidden[manifest] = edge
+            else:
+                self._note(edge)
 
     def get(self, manifest: Digest) -> DerivedEdge | None:
         return self._edges.get(manifest)
@@ -124,6 +136,7 @@ class DerivedEdges:
             for manifest in manifests:
                 if edge := self._edges.pop(manifest, None):
                     self._to[edge.target].remove(edge)
+                if edge or self._hidden.pop(manifest, None):
                     with suppress(FileNotFoundError):
                         self._files.unlink(self._path(manifest))
         except OSError as error:

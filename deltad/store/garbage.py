@@ -118,7 +118,7 @@ class _Collector:
         else:
             records.sift(choose)
             left = records.records()
-        for record in left:
+        for record in (*left, *records.doubted_records()):
             self._note(record, self._needs.kept)
             if record.version in verdicts and not verdicts[record.version].kept:
                 verdicts[record.version] = Verdict(True, "needed since a moment ago")
@@ -188,7 +188,7 @@ class _Collector:
             layout = self._read_layout(Digest(variant.layout))
             yield from (Digest(file.digest) for file in layout.files)
             # An edge from a version that is gone here is still of use to a peer that holds it.
-            for edge in self._store.run(RunId(record.run)).known_edges(record, variant):
+            for edge in self._store.run(RunId(record.run)).known_edges(record, variant, hidden=True):
                 yield Digest(edge.manifest)
                 try:
                     manifest = decode_manifest(self._read(edge.manifest), limits=self._store.limits)

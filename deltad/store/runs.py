@@ -101,6 +101,8 @@ class RunStore:
         self._since: dict[Version, float] = {}
         """When each version came, by the monotonic clock of this life."""
         self._latest: Version | None = None
+        self._doubted: dict[Version, tuple[VersionRecord, str]] = {}
+        """What lies here and counts as not held, and what speaks against it."""
         self._weighed: dict[Digest, tuple[int, tuple[int, ...]]] = {}
         """Bytes and coders of the edges that records name, by manifest."""
         self._load()
@@ -137,6 +139,39 @@ class RunStore:
         with self._lock:
             return [self._records[version] for version in sorted(self._records)]
 
+    def doubt(self, against: Callable[[VersionRecord], str]) -> None:
+        """Count every version as not held that something speaks against, and every other one as held; removes nothing.
+
+        `against` says what that is, in words, or nothing. A doubted version is held again once its record came anew.
+        """
+        with self._writer, self.graph.held():
+            known = {**self._records, **{version: record for version, (record, _) in self._doubted.items()}}
+            found = {version: words for version, record in known.items() if (words := against(record))}
+            with self._lock:
+                self._doubted = {version: (known[version], words) for version, words in found.items()}
+                self._records = {version: record for version, record in known.items() if version not in found}
+                self._since = {version: self._since.get(version, self._clock()) for version in self._records}
+                self._latest = max(self._records, default=None)
+            for version, record in known.items():
+                (self._forks.forget if version in found else self._forks.note)(record)
+            self.graph.forget()
+
+    def doubts(self) -> Mapping[Version, str]:
+        """The versions that lie here and count as not held, with what speaks against each."""
+        with self._lock:
+            return {version: words for version, (_, words) in sorted(self._doubted.items())}
+
+    def doubted_records(self) -> list[VersionRecord]:
+        """The records of those versions. What they lead to stays, since a doubt may end."""
+        with self._lock:
+            return [record for record, _ in self._doubted.values()]
+
+    def hide_edges(self, manifests: Collection[Digest]) -> None:
+        """Take no path over these derived edges, and offer them to nobody, in this life; removes nothing."""
+        with self._writer, self.graph.held(), self._lock:
+            self._derived.hide(manifests)
+            self.graph.forget()
+
     def commit(self, data: bytes, derived: Collection[Digest] = ()) -> bool:
         """Make a version durable and `latest`. False if the very same version was durable before.
 
@@ -167,6 +202,7 @@ class RunStore:
                 self._records[record.version] = record
                 self._since[record.version] = self._clock()
                 self._latest = record.version
+                self._doubted.pop(record.version, None)
             self.graph.grew(record.version)
             return True
 
@@ -254,7 +290,7 @@ class RunStore:
                 self.graph.forget()
             try:
                 self._drop(sorted(chosen, reverse=True))
-                self._derived.keep(self._records)
+                self._derived.keep({*self._records, *self._doubted})
                 for record in chosen.values():
                     self._forks.forget(record)
             except DeltadError:
@@ -304,10 +340,10 @@ class RunStore:
         led, left = (self.graph.is_led_to(edge.target, edge.variant, without) for without in ((), gone))
         return led and not left
 
-    def derived(self) -> list[DerivedEdge]:
-        """All derived edges of the run."""
+    def derived(self, *, hidden: bool = False) -> list[DerivedEdge]:
+        """All derived edges of the run, with or without the hidden ones."""
         with self._lock:
-            return self._derived.all()
+            return self._derived.all(hidden=hidden)
 
     def edges(self, version: Version, variant: str) -> tuple[EdgeRef, ...]:
         """The edges to a version that are held whole and start from a version that is held; anchors too.
@@ -335,10 +371,10 @@ class RunStore:
             raise NotFoundError(thing, expected="an edge that is held whole", found="none", hint="see `deltad status`")
         return edges[0]
 
-    def known_edges(self, record: VersionRecord, variant: VariantRecord) -> list[EdgeRef]:
-        """The edges that a record names, whatever is held of them, and those that were derived here."""
+    def known_edges(self, record: VersionRecord, variant: VariantRecord, *, hidden: bool = False) -> list[EdgeRef]:
+        """The edges that a record names, whatever is held of them, and those that were derived, `hidden` ones too."""
         with self._lock:
-            derived = self._derived.to(record.version)
+            derived = self._derived.to(record.version, hidden=hidden)
         return [*variant.edges, *(edge.ref for edge in derived if edge.variant == variant.name)]
 
     def edge(self, ref: EdgeRef, target: VersionId) -> Edge:

@@ -81,7 +81,7 @@ def test_a_bad_file_is_one_line_that_names_file_key_and_the_nearest_valid_one(
 def test_all_keys_are_listed_with_default_and_meaning(deltad: Deltad) -> None:
     ended = deltad("config", "keys")
     assert ended.code == 0
-    for words in ("[metrics] the operator's page", "[[fleet]]", 'rescan       "5s"', "listen      required", "512MiB"):
+    for words in ("[metrics] the operator's page", "[[fleet]]", 'rescan       "5s"', "listen       required", "512MiB"):
         assert words in ended.out
     sections = deltad("config", "keys", "--json").reply["sections"]
     assert [section["name"] for section in sections][:2] == ["[daemon]", "[relay]"]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from deltad.client.messages import PublishRequest
-from deltad.config import KeyFile
+from deltad.config import KeyFile, load_config, warnings
 from deltad.delta.keys import SigningKey
 from deltad.delta.record import decode_record
 from deltad.delta.signing import is_signed_by
-from deltad.errors import PeerError
+from deltad.errors import NotFoundError, PeerError
 from deltad.types import Version
 from tests.kit.checkpoints import MODEL, write_checkpoint
 from tests.kit.daemons import Daemon, free_port
@@ -67,3 +67,56 @@ def test_what_no_trusted_key_signed_is_refused_and_the_status_says_whose_signatu
     (upstream,) = b.client.status().upstreams
     assert f"expected a signature of trainer ({OTHER.public.id})" in upstream.error
     assert not b.client.versions("policy")
+
+
+def test_while_the_wrong_key_is_trusted_the_status_says_so_in_words_and_not_that_there_is_no_version(
+    pair: tuple[Daemon, Daemon], tmp_path: Path
+) -> None:
+    a, b = pair
+    a.start()
+    a.client.publish("policy", PublishRequest(str(write_checkpoint(tmp_path / "step_1", ArrayWeights.random(MODEL)))))
+    trusting(b, OTHER).start()
+    with pytest.raises(PeerError):
+        b.client.pull("policy", wait=1.0)
+    (upstream,) = b.client.status().upstreams
+    assert upstream.up
+    assert upstream.activity.startswith("waiting: ")
+    assert f"expected a signature of trainer ({OTHER.public.id}), found one of key {KEY.public.id}" in upstream.activity
+
+
+def test_what_was_stored_before_a_key_was_trusted_is_neither_served_nor_activated_until_it_is_vouched_for(
+    pair: tuple[Daemon, Daemon], tmp_path: Path
+) -> None:
+    a, b = pair
+    a.start()
+    a.client.publish("policy", PublishRequest(str(write_checkpoint(tmp_path / "step_1", ArrayWeights.random(MODEL)))))
+    plain = b.config.read_text()
+    b.start()
+    assert b.client.latest("policy", wait=WAIT) is not None, b.log
+    b.stop()
+    a.stop()
+    trusting(b, OTHER).start()
+    assert not b.client.versions("policy")
+    with pytest.raises(NotFoundError):
+        b.client.record_bytes("policy", Version(1, 1))
+    status = b.client.status()
+    assert not status.ready
+    (reason,) = [reason for reason in status.reasons if reason.startswith("run policy: v000001 lie")]
+    assert f"found one of key {KEY.public.id}" in reason
+    assert "versions_not_believed" in b.log
+    b.client.collect()
+    b.stop()
+    b.config.write_text(plain)
+    trusting(b, KEY).start()
+    assert b.client.verify("policy").match, "nothing was removed meanwhile"
+
+
+@pytest.mark.parametrize("signing", ["", '[signing]\nkey_file = "a.key"\n'])
+def test_a_publisher_that_no_trusted_key_speaks_for_is_warned_of(tmp_path: Path, signing: str) -> None:
+    daemon = Daemon(tmp_path / "a", "a", signing + '[[run]]\nid = "policy"\n')
+    (tmp_path / "a" / "a.key").write_bytes(KEY.pem())
+    (tmp_path / "a" / "a.key").chmod(0o600)
+    (doubt,) = warnings(load_config(trusting(daemon, OTHER).config))
+    assert "takes no version that is published here" in doubt
+    daemon.config.write_text(daemon.config.read_text().replace(str(OTHER.public), str(KEY.public)))
+    assert len(warnings(load_config(daemon.config))) == (0 if signing else 1)

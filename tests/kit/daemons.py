@@ -49,6 +49,10 @@ class Daemon:
     def log(self) -> str:
         return (self.home / "log").read_text()
 
+    def command(self, *words: str) -> list[str]:
+        """A command of deltad, run by the interpreter of the test."""
+        return [sys.executable, "-m", "deltad", *words]
+
     def start(self) -> Daemon:
         """Start it, and return once it has told its service manager that it is ready."""
         notify = self.home / "notify"
@@ -57,7 +61,7 @@ class Daemon:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, (self.home / "log").open("ab") as log:
             manager.bind(str(notify))
             manager.settimeout(60)
-            command = [sys.executable, "-m", "deltad", "serve", "--config", str(self.config)]
+            command = self.command("serve", "--config", str(self.config))
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
             assert b"READY=1" in manager.recv(1024)
         return self

@@ -20,6 +20,7 @@ from deltad.client.messages import RegionReport
 from deltad.delta.coding import CODERS
 from deltad.delta.record import VersionRecord
 from deltad.limits import DEFAULT_LIMITS, Limits
+from deltad.protocol.access import Doorkeeper
 from deltad.protocol.pull import PullPolicy
 from deltad.relay.puller import Puller, PullerPolicy, PullStats
 from deltad.relay.server import RelayServer
@@ -43,6 +44,7 @@ QUICK = PullerPolicy(
     connect=5.0,
     first_rest=0.01,
     longest_rest=0.05,
+    heartbeat=0.02,
     denied_rest=0.05,
 )
 """Tries again at once, so that a test which breaks things a hundred times is over in seconds."""
@@ -63,7 +65,9 @@ class Upstream:
         stall_seconds: float = 30.0,
         wrap: Callable[[web.Application], web.Application] = lambda app: app,
         store: Store | None = None,
+        heartbeat: Callable[[RunId], bytes | None] = lambda run: None,
     ) -> None:
+        self._heartbeat = heartbeat
         self.store = store or Store.open(path)
         self._owned = store is None
         self.announcements = Announcements()
@@ -93,9 +97,10 @@ class Upstream:
             self.store,
             daemon="upstream",
             boot="boot-1",
-            token=lambda: self.token,
+            door=Doorkeeper.of(lambda: self.token),
             announcements=self.announcements,
             on_report=self._take,
+            heartbeat=self._heartbeat,
             limits=self._limits,
             stall_seconds=self._stall_seconds,
         )

@@ -179,7 +179,7 @@ async def test_without_the_token_every_route_says_the_same(
     ):
         assert response.headers["WWW-Authenticate"] == "Bearer"
         assert await refusal(response, 401) == ErrorReply(
-            "Denied", "relay: expected a bearer token that this daemon accepts", False, 77
+            "Denied", "relay: expected a bearer token or a certificate that this daemon accepts", False, 77
         )
     assert upstream.reports == []
 

@@ -50,10 +50,10 @@ class Limits:
     ranks: int = 65_536
     join_bytes: int = 256 * MIB
     long_poll_seconds: float = 60.0
-    connections: int = 1024
+    connections: int = 4096
     """Of one server, at a time."""
-    address_connections: int = 256
-    """Of those, from one address."""
+    address_connections: int = 1024
+    """Of those, from one address: two hundred daemons may stand behind it."""
     idle_seconds: float = 150.0
     """How long a connection may stand without a request; a puller keeps its own warm for 120 s."""
     header_line_bytes: int = 8190

@@ -6,6 +6,7 @@ others may write it; and a connection that is made with `ca` ends at nobody whom
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import ssl
 
 _KEY_BYTES = 64 << 10
+_SOON_DAYS = 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,18 @@ class TlsFiles:
             ) from None
 
     def doubts(self) -> tuple[str, ...]:
-        """What makes the key less secret than it could be, one sentence each. Raises ConfigError."""
-        if self.key is None:
+        """What makes the key less secret than it could be, and a certificate that ends soon, one sentence each.
+
+        Raises ConfigError.
+        """
+        if self.key is None or self.certificate is None:
             return ()
-        return read_secret(self.key, f"key file {self.key}", most=_KEY_BYTES).doubts()
+        secret = read_secret(self.key, f"key file {self.key}", most=_KEY_BYTES)
+        left = _days_left(self.certificate)
+        if left is None or left > _SOON_DAYS:
+            return secret.doubts()
+        ends = f"ends in {left} days" if left >= 0 else "has ended"
+        return (*secret.doubts(), f"certificate {self.certificate}: it {ends}; put a new one there and send SIGHUP")
 
     def _trust(self, context: ssl.SSLContext) -> None:
         try:
@@ -83,3 +93,14 @@ class TlsFiles:
                 expected="certificates in PEM",
                 found=error.strerror or type(error).__name__,
             ) from None
+
+
+def _days_left(certificate: Path) -> int | None:
+    """Until the first certificate of a file ends; None where it cannot be told."""
+    from cryptography import x509
+
+    try:
+        found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return (found.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days

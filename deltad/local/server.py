@@ -469,7 +469,8 @@ class LocalServer:
         except TimeoutError:
             raise UsageError(thing, expected=f"the whole body within {self._progress:g} s") from None
         except web.HTTPRequestEntityTooLarge:
-            raise LimitError(thing, expected=f"at most {self._limits.json_body_bytes} bytes") from None
+            limit = self._limits.json_body_bytes
+            raise LimitError(thing, expected=f"at most {limit} bytes (json_body_bytes)") from None
         try:
             return msgspec.json.decode(data, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

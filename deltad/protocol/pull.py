@@ -386,9 +386,15 @@ class Pull:
         if any(self._lacks_base(plan.record, edge) for edge in plan.edges.values()):
             return  # what it is built on has to be reached in another way first
         key = ("commit", version)
-        if key not in self._asked and self._is_due(key, now):
-            self._asked.add(key)
-            yield Commit(version, self._plans[version].data, self._plans[version].derived)
+        if key in self._asked or not self._is_due(key, now):
+            return
+        try:
+            self._policy.trust.check_record(plan.record)
+        except UntrustedError as error:  # its key was trusted when it came, and is not any more
+            self._refuse(version, error, now)
+            return
+        self._asked.add(key)
+        yield Commit(version, plan.data, plan.derived)
 
     def _lacks_base(self, record: VersionRecord, edge: EdgeRef) -> bool:
         """Whether an edge starts from a version that is not held, of this run or of the one that is forked."""

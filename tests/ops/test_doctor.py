@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from deltad.config import Config, load_config
+from deltad.delta.keys import SigningKey
 from deltad.limits import DEFAULT_LIMITS, MIB
 from deltad.ops.doctor import Facts, Finding, Level, examine
 from deltad.ops.doctor.facts import Ceilings, Clock, Disk, Place, Running, Tcp, Watched
@@ -16,6 +17,7 @@ from deltad.ops.doctor.space import NEXT, grows_by
 from deltad.store.look import Look, RecentRun
 
 GIB = 1 << 30
+KEY = SigningKey.from_seed(bytes(32))
 NOW = 1_700_000_000.0
 EXT4, NFS, TMPFS, STRANGE = 0xEF53, 0x6969, 0x01021994, 0x12345
 STORE = Path("/srv/store")
@@ -33,7 +35,7 @@ SOUND = Facts(
     tcp=Tcp(64 * MIB, 64 * MIB, "bbr", ("bbr", "cubic"), False),
     watched=(Watched(Place(Path("/checkpoints"), owner=1000, file_system=EXT4), 40),),
 )
-BASE = """
+BASE = f"""
 [daemon]
 name = "a"
 store = "/srv/store"
@@ -45,8 +47,12 @@ token_file = "token"
 run = "r"
 directory = "/checkpoints"
 [[upstream]]
-url = "http://far:7700"
+url = "https://far:7700"
 token_file = "token"
+[[trust]]
+key = "{KEY.public}"
+[signing]
+key_file = "border.key"
 [[run]]
 id = "r"
 """
@@ -60,6 +66,8 @@ def config(tmp_path: Path) -> Config:
 def configured(home: Path, run: str = "keep_versions = 50\n", more: str = "") -> Config:
     (home / "token").write_text("0123456789abcdef")
     (home / "token").chmod(0o600)
+    (home / "border.key").write_bytes(KEY.pem())
+    (home / "border.key").chmod(0o600)
     (home / "deltad.toml").write_text(BASE + run + more)
     return load_config(home / "deltad.toml")
 
@@ -74,7 +82,7 @@ def test_a_sound_host_is_told_so_part_by_part(config: Config) -> None:
     assert bad(config, SOUND) == []
     about = {finding.about for finding in found}
     parts = {"store", "daemon", "disk", "reflink", "sync", "space", "permissions", "limits", "memory", "inotify"}
-    assert parts | {"clock", "link to http://far:7700", "regions that pull from here", "TCP"} == about
+    assert parts | {"clock", "link to https://far:7700", "regions that pull from here", "TCP"} == about
 
 
 LOOK, DISK, CEILINGS, TCP = SOUND.look, SOUND.disk, SOUND.ceilings, SOUND.tcp
@@ -137,8 +145,8 @@ ONE_OFF: list[tuple[dict[str, object], Level, str, tuple[str, ...]]] = [
     ({"running": replace(SOUND.running, clock_jump=-3600.0)}, Level.WARNING, "clock", ("set back by 1 h since",)),
     ({"running": replace(SOUND.running, clock_jump=3600.0)}, Level.WARNING, "clock", ("set forward by 1 h since",)),
     # The network.
-    ({"tcp": replace(TCP, receive=MIB)}, Level.WARNING, "link to http://far:7700", ("20.0 MiB/s", "tcp_rmem=")),
-    ({"tcp": replace(TCP, receive=4 * MIB)}, Level.NOTE, "link to http://far:7700", ("80.0 MiB/s", "8388608")),
+    ({"tcp": replace(TCP, receive=MIB)}, Level.WARNING, "link to https://far:7700", ("20.0 MiB/s", "tcp_rmem=")),
+    ({"tcp": replace(TCP, receive=4 * MIB)}, Level.NOTE, "link to https://far:7700", ("80.0 MiB/s", "8388608")),
     ({"tcp": replace(TCP, send=MIB)}, Level.WARNING, "regions that pull from here", ("tcp_wmem",)),
     ({"tcp": replace(TCP, slow_start_after_idle=True)}, Level.NOTE, "TCP", ("tcp_slow_start_after_idle=0",)),
     ({"tcp": replace(TCP, congestion="cubic")}, Level.NOTE, "TCP", ("congestion control is cubic", "`sysctl -w")),
@@ -224,7 +232,7 @@ def test_what_is_unknown_is_called_neither_good_nor_bad(config: Config) -> None:
     found = examine(config, unknown)
     assert [one for one in found if one.level is not Level.OK] == []
     about = {one.about for one in found}
-    assert not about & {"limits", "memory", "inotify", "reflink", "sync", "TCP", "link to http://far:7700"}
+    assert not about & {"limits", "memory", "inotify", "reflink", "sync", "TCP", "link to https://far:7700"}
     assert "unknown" in next(one.found for one in found if one.about == "clock")
 
 
@@ -256,8 +264,8 @@ def test_bytes_bound_the_growth_too_and_a_run_that_nothing_bounds_is_told_of(tmp
 
 
 def test_a_measured_round_trip_replaces_the_assumed_one(config: Config) -> None:
-    facts = replace(SOUND, tcp=replace(TCP, receive=MIB), round_trips={"http://far:7700": 0.002})
-    link = next(found for found in examine(config, facts) if found.about == "link to http://far:7700")
+    facts = replace(SOUND, tcp=replace(TCP, receive=MIB), round_trips={"https://far:7700": 0.002})
+    link = next(found for found in examine(config, facts) if found.about == "link to https://far:7700")
     assert link.level is Level.OK
     assert "at 2 ms (measured)" in link.found
 
@@ -278,3 +286,13 @@ def test_the_window_that_is_asked_for_carries_the_assumed_rate(connections: int,
         >= ASSUMED_RATE
         > windows_carry(window - 1, connections, round_trip)
     )
+
+
+def test_what_others_on_the_network_could_read_or_do_is_noted(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    text = config.path.read_text().replace("127.0.0.1:7700", "0.0.0.0:7700").replace("https://far", "http://far")
+    config.path.write_text(text[: text.index("[[trust]]")] + text[text.index("[signing]") :])
+    exposed = bad(load_config(config.path), SOUND)
+    assert {finding.level for finding in exposed} == {Level.NOTE}
+    assert [finding.about for finding in exposed] == ["relay", "link to http://far:7700", "trust"]
+    assert "versions of all runs are taken unsigned" in str(exposed[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import msgspec
@@ -94,3 +95,18 @@ def test_a_derived_edge_is_taken_if_a_key_that_may_derive_has_signed_it_and_pass
     daemon.finish()
     between = [Version(1, number) for number in range(2, 6)]
     assert daemon.commits == ([] if taken else between) + [Version(1, 6)]
+
+
+def test_a_key_that_is_revoked_while_its_version_is_on_its_way_publishes_nothing_any_more(
+    chain: list[Published],
+) -> None:
+    first = signed(chain[0], TRAINER)
+    trust = TrustList([TrustedKey(TRAINER.public, frozenset({Scope.PUBLISH}))])
+    daemon = PullingDaemon("policy", PullPolicy(trust=trust))
+    daemon.offer(first)
+    daemon.notice(first)
+    trust.replace(TrustList([TrustedKey(STRANGER.public, frozenset({Scope.PUBLISH}))]))
+    with contextlib.suppress(PeerError):
+        daemon.finish()
+    assert daemon.commits == []
+    assert TRAINER.public.id in str(daemon.pull.problem)

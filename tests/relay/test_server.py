@@ -286,7 +286,10 @@ async def test_a_client_that_stops_reading_is_cut_off(tmp_path: Path) -> None:
         upstream.publish(big)
         structlog.configure(processors=[listen])
         stack.callback(structlog.reset_defaults)
-        with socket.create_connection(("127.0.0.1", upstream.port)) as connection:
+        with socket.socket() as connection:
+            # So that the kernel does not take in the whole object on the client's behalf.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", upstream.port))
             head = f"GET /v1/relay/objects/{largest.hex()} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
             connection.sendall(head.encode())
             async with others.get("/v1/relay/hello") as response:

@@ -154,3 +154,14 @@ def test_files_that_cannot_be_used_are_refused_by_name(tmp_path: Path, flaw: str
     with pytest.raises(ConfigError, match=str(end.key)) as refused:
         TlsFiles(end.certificate, end.key).server()
     assert "PRIVATE" not in str(refused.value)
+
+
+def test_a_certificate_that_ends_soon_is_warned_of(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    fine, ended = authority.issue("a"), authority.issue("b", expired=True)
+    assert TlsFiles(fine.certificate, fine.key).doubts() == ()
+    (doubt,) = TlsFiles(ended.certificate, ended.key).doubts()
+    assert doubt.startswith(f"certificate {ended.certificate}: it has ended")
+    fine.key.chmod(0o604)
+    (doubt,) = TlsFiles(fine.certificate, fine.key).doubts()
+    assert "everybody on this host may read it" in doubt

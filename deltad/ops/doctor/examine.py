@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from deltad.config import Config
 from deltad.limits import DEFAULT_LIMITS, Limits
-from deltad.ops.doctor import host, network, permissions, space, storage
+from deltad.ops.doctor import exposure, host, network, permissions, space, storage
 from deltad.ops.doctor.facts import Facts
 from deltad.ops.doctor.finding import Finding, Level
 
@@ -23,6 +23,7 @@ def examine(config: Config, facts: Facts, *, limits: Limits = DEFAULT_LIMITS) ->
         *host.examine_watching(config, facts),
         *host.examine_clock(facts),
         *network.examine_tcp(config, facts),
+        *exposure.examine_exposure(config),
         *(Finding(Level.WARNING, "configuration", doubt) for doubt in facts.doubts),
     ]
     return sorted(findings, key=lambda finding: -finding.level.rank)

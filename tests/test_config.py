@@ -229,7 +229,7 @@ FLEET = RUN + '[[fleet]]\nrun = "r"\n'
         ("[daemon]\n", "daemon.name", "no such key"),
         (NAME + "[dameon]\n", "dameon", "the nearest valid one is [daemon]"),
         (NAME + '[[runs]]\nid = "r"\n', "runs", "the nearest valid one is [[run]]"),
-        (NAME + "[foo]\n", "foo", "valid here: [backend], [daemon], [[fleet]], [metrics]"),
+        (NAME + "[foo]\n", "foo", "valid here: [backend], [[bucket]], [daemon], [[fleet]]"),
         (NAME + 'metrics = "x"\n', "daemon.metrics", "valid here: 'derive_rate', 'name', 'socket'"),
         (NAME + 'storage = "x"\n', "daemon.storage", "the nearest valid one is 'store'"),
         (WATCH + 'quite = "1s"\n', "watch[0].quite", "the nearest valid one is 'quiet'"),

@@ -16,7 +16,10 @@ UNITS = (
     "Durations are whole numbers with a unit (`500ms`, `2s`, `5m`, `1h`), and so are sizes (`512MiB`, `2GiB`). "
     "Relative paths start at the directory of the file."
 )
-_ORDER = ("daemon", "relay", "metrics", "signing", "run", "watch", "upstream", "fleet", "trust", "backend", "scrub")
+_ORDER = (
+    *("daemon", "relay", "metrics", "signing", "run", "watch", "upstream", "bucket", "pace", "fleet", "trust"),
+    *("backend", "scrub"),
+)
 _KEY = re.compile(r"^`(\w+)`(?: \(([^)]*)\))?: ", re.MULTILINE)
 _DEFAULT = re.compile(r" Default [^ ]+\.$")
 

@@ -41,6 +41,7 @@ from deltad.client.messages import (
     VersionInfo,
 )
 from deltad.config import Config
+from deltad.daemon.buckets import Twins, bucket_puller, make_pacer
 from deltad.daemon.deriving import LOOK_SECONDS, Deriving
 from deltad.daemon.keeping import Keeper
 from deltad.daemon.notes import Note
@@ -74,7 +75,6 @@ from deltad.types import RunId, Variant, Version, VersionId, parse_daemon_name, 
 log = structlog.get_logger()
 
 _TRAILING_NUMBER = re.compile(r"([0-9]{1,15})\Z")
-_ALL = "*"
 MIRROR_REST_SECONDS = 300.0
 """How long a mirror that could not advance is left alone."""
 
@@ -107,7 +107,14 @@ class Node:
         self.metrics = Metrics.create(deltad.__version__)
         self.metrics.backend(self.backend.name, self.backend_reason)
         self.fleet = Fleet(config.daemon.name, self.boot, limits=limits)
+        self.pacer = make_pacer(config)
         self.pullers = [self._puller(i) for i in range(len(config.upstreams))]
+        self.pullers += [
+            bucket_puller(self, bucket, PullerPolicy(PullPolicy(trust=trust_list(config))))
+            for bucket in config.buckets
+            if bucket.pull
+        ]
+        self.twins = [Twins(self, bucket) for bucket in config.buckets if bucket.publish]
         self.unwell: dict[str, str] = {}
         """Parts that are not well now, each with the reason, for readiness."""
         self.remarks = Remarks()
@@ -151,7 +158,7 @@ class Node:
         return sorted({*self.store.runs(), *(run.id for run in self.config.runs)})
 
     def _is_named(self, run: RunId) -> bool:
-        return any(run in upstream.runs for upstream in self.config.upstreams)
+        return self.config.names(run)
 
     def origin(self, run: RunId) -> Origin:
         """The one writer of a declared run. Raises UsageError for a run that is pulled, not published."""
@@ -235,13 +242,11 @@ class Node:
         return await self.publish_checkpoint(run, directory, number, **how)
 
     async def pull(self, run: RunId, wait: float) -> VersionInfo | None:
-        pullers = [
-            puller
-            for puller, upstream in zip(self.pullers, self.config.upstreams, strict=True)
-            if _ALL in upstream.runs or run in upstream.runs
-        ]
+        pullers = [puller for puller in self.pullers if puller.follows(run)]
         if not pullers:
-            raise UsageError(f"run {run}", expected="an [[upstream]] that brings it", found="none in the configuration")
+            raise UsageError(
+                f"run {run}", expected="an [[upstream]] or [[bucket]] that brings it", found="none in the configuration"
+            )
         await asyncio.gather(*(puller.pull_once(run, wait) for puller in pullers))
         return self.versions_of(run).latest()
 
@@ -334,6 +339,7 @@ class Node:
         found = [f"{part}: {reason}" for part, reason in sorted(self.unwell.items())]
         if self.scrubbing.problem:
             found.append(f"scrub: {self.scrubbing.problem}")
+        found += [f"bucket {twins.url}: {twins.problem}" for twins in self.twins if twins.problem]
         free = self.store.free_bytes()
         if free < 2 * self.limits.disk_reserve_bytes:
             found.append(f"store: {size(free)} free, close to the reserve of {size(self.limits.disk_reserve_bytes)}")
@@ -464,7 +470,8 @@ class Node:
             doing = [self._activities[run]]
         else:
             doing = [puller.activity(run) for puller in self.pullers]
-        return "; ".join(part for part in (*doing, self.deriving.activity(run), remark) if part)
+        twins = (twins.activity(run) for twins in self.twins)
+        return "; ".join(part for part in (*doing, self.deriving.activity(run), *twins, remark) if part)
 
     def _version(self, versions: Versions, text: str) -> Version:
         if text:
@@ -493,6 +500,7 @@ class Node:
             on_committed=self.on_pulled,
             limits=self.limits,
             policy=PullerPolicy(PullPolicy(trust=trust_list(self.config))),
+            pacer=self.pacer,
             on_received=lambda count: self.metrics.received(upstream.url, count),
             on_failure=lambda error: self.metrics.pull_failed(upstream.url, error),
         )

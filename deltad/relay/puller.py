@@ -24,7 +24,9 @@ from deltad.protocol.pull import PullPolicy
 from deltad.protocol.pull_plan import Wanted, check_arrival
 from deltad.relay.client import RelayClient
 from deltad.relay.link import Link
+from deltad.relay.pacer import Pacer
 from deltad.relay.run_pull import PullStats, RunPull
+from deltad.relay.source import Count, Source
 from deltad.relay.target_pull import TargetPull
 from deltad.store.announce import Announcements
 from deltad.store.store import Store
@@ -62,9 +64,10 @@ class PullerPolicy:
 class Puller:
     """Pulls `runs` (names, or `*` for all) from the daemon at `url` into `store`, for as long as `run` runs.
 
-    `token` gives the bearer token as it stands now; up to `connections` objects are fetched at a time.
-    `on_committed` is called in the event loop after each commit, before the announcement. All methods
-    belong to the event loop's thread.
+    `token` gives the bearer token as it stands now. With `source`, whom that makes is asked in place of a daemon, such
+    as a bucket; it is given what to tell of every body byte. `pacer` holds bodies to caps. Up
+    to `connections` objects are fetched at a time. `on_committed` is called in the event loop after each commit,
+    before the announcement. All methods belong to the event loop's thread.
     """
 
     def __init__(
@@ -72,7 +75,9 @@ class Puller:
         store: Store,
         *,
         url: str,
-        token: Callable[[], str],
+        token: Callable[[], str] = str,
+        source: Callable[[Count], Source] | None = None,
+        pacer: Pacer | None = None,
         runs: tuple[str, ...],
         connections: int,
         announcements: Announcements,
@@ -104,14 +109,19 @@ class Puller:
             rng=self._rng,
         )
         self.slots = asyncio.Semaphore(connections)
-        self._client = RelayClient(
-            url,
-            token,
-            count=self._count,
-            limits=limits,
-            stall_seconds=self._policy.stall,
-            connect_seconds=self._policy.connect,
-        )
+        self.pacer = pacer or Pacer(())
+        self._client: Source
+        if source is not None:
+            self._client = source(self._count)
+        else:
+            self._client = RelayClient(
+                url,
+                token,
+                count=self._count,
+                limits=limits,
+                stall_seconds=self._policy.stall,
+                connect_seconds=self._policy.connect,
+            )
         self._pulls: dict[RunId, RunPull] = {}
         self._targets: dict[RunId, TargetPull] = {}
         self._tasks: asyncio.TaskGroup | None = None

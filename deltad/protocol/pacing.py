@@ -81,6 +81,8 @@ class Pacing:
     def __init__(self, caps: Sequence[Cap], now: float) -> None:
         self._levels = [_Level(cap, cap.rate * BURST_SECONDS, now) for cap in caps]
         self._lines: dict[str, _Line] = {}
+        self._front = 0
+        """Where the run that went on last stands: a new one begins beside it."""
 
     def ask(self, run: str, peer: str, count: int) -> Block | None:
         """`count` bytes of a run, from or to a peer, would go on; None where no cap will ever concern them."""
@@ -88,11 +90,7 @@ class Pacing:
         if not levels:
             return None
         block = Block(run, count, levels)
-        line = self._lines.setdefault(run, _Line())
-        if not line.blocks:
-            others = [other.passed for other in self._lines.values() if other.blocks]
-            line.passed = max(line.passed, min(others, default=line.passed))
-        line.blocks.append(block)
+        self._lines.setdefault(run, _Line(self._front)).blocks.append(block)
         return block
 
     def withdraw(self, block: Block) -> None:
@@ -110,18 +108,16 @@ class Pacing:
             line = self._lines[block.run]
             line.blocks.remove(block)
             line.passed += block.bytes
+            self._front = line.passed
             for level in _holding(block, minute):
                 level.bytes -= block.bytes
             for other in self._lines.values():
                 other.passed = max(other.passed, line.passed - LAG_BYTES)
             block.passed = True
             passed.append(block)
-        self._lines = {run: line for run, line in self._lines.items() if line.blocks or line.passed > 0}
-        waiting = [block for line in self._lines.values() for block in line.blocks]
-        if not waiting:
-            self._lines.clear()
-            return passed, None
-        return passed, min(max(level.opens_at() for level in _holding(block, minute)) for block in waiting)
+        waiting = (block for line in self._lines.values() for block in line.blocks)
+        opens = (max(level.opens_at() for level in _holding(block, minute)) for block in waiting)
+        return passed, min(opens, default=None)
 
     def _next(self, minute: int) -> Block | None:
         """The block whose turn it is: of the run that has had least, the first that all its caps let pass."""

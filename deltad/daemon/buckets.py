@@ -18,10 +18,10 @@ from deltad.client.messages import RegionReport
 from deltad.config import BucketConfig, Config
 from deltad.delta.record import VersionRecord
 from deltad.errors import DeltadError
-from deltad.figures import count
 from deltad.limits import Limits
 from deltad.ops.metrics import Metrics
 from deltad.protocol.backoff import Backoff
+from deltad.protocol.cadence import Cadence
 from deltad.protocol.pacing import Cap
 from deltad.relay.pacer import Pacer
 from deltad.relay.puller import Puller, PullerPolicy, PullStats
@@ -111,7 +111,7 @@ class Twins:
         self._sweep = Sweep(self._twin, grace=config.grace, clock=clock)
         self._swept_at: float | None = None
         self._doing: dict[RunId, str] = {}
-        self._skipped: dict[RunId, int] = {}
+        self._cadences: dict[RunId, Cadence] = {}
         self._done: dict[RunId, tuple[Version | None, int]] = {}
         self._backoff = Backoff(FIRST_DELAY, LONGEST_DELAY, random.Random())  # noqa: S311 - spreads retries
 
@@ -134,11 +134,8 @@ class Twins:
 
     def activity(self, run: RunId) -> str:
         """What the twin of a run is doing, or suffers from, in words; empty where all is well."""
-        parts = [self._doing.get(run, "")]
-        if skipped := self._skipped.get(run):
-            parts.append(
-                f"the link to {self.url} is slower than the cadence: {count(skipped, 'version')} skipped on the way"
-            )
+        cadence = self._cadences.get(run)
+        parts = (self._doing.get(run, ""), cadence.remark(f"the link to {self.url}") if cadence else "")
         return "; ".join(part for part in parts if part)
 
     def _runs(self) -> list[RunId]:
@@ -163,7 +160,7 @@ class Twins:
             self._doing.pop(run, None)
         self._done[run] = standing
         if advanced is not None:
-            self._skipped[run] = advanced.skipped
+            self._cadences.setdefault(run, Cadence()).passed_over(advanced.skipped)
             log.info(
                 "version_in_bucket",
                 run=run,

@@ -61,6 +61,7 @@ from deltad.figures import size
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.fleet import Fleet, Standing
 from deltad.ops.metrics import Metrics
+from deltad.protocol.cadence import Cadence
 from deltad.protocol.mode import AUTO, ModeChoice, choose_mode
 from deltad.protocol.pull import PullPolicy
 from deltad.relay.puller import Puller, PullerPolicy, PullStats
@@ -119,6 +120,7 @@ class Node:
         """Parts that are not well now, each with the reason, for readiness."""
         self.remarks = Remarks()
         self._activities: dict[RunId, str] = {}
+        self._cadences: dict[RunId, Cadence] = {}
         self._runs: dict[RunId, Versions] = {}
         self._origins: dict[RunId, Origin] = {}
         self._started = time.monotonic()
@@ -218,6 +220,7 @@ class Node:
 
     def on_pulled(self, record: VersionRecord, stats: PullStats) -> None:
         """A version has come from an upstream and is durable."""
+        self._cadences.setdefault(RunId(record.run), Cadence()).arrived(record.sequence)
         versions = self.versions_of(RunId(record.run))
         versions.note(record.version, Note(Seconds(transfer=stats.seconds), pulled_bytes=stats.bytes))
         info = versions.info(record.version)
@@ -471,7 +474,8 @@ class Node:
         else:
             doing = [puller.activity(run) for puller in self.pullers]
         twins = (twins.activity(run) for twins in self.twins)
-        return "; ".join(part for part in (*doing, self.deriving.activity(run), *twins, remark) if part)
+        cadence = self._cadences[run].remark() if run in self._cadences else ""
+        return "; ".join(part for part in (*doing, cadence, self.deriving.activity(run), *twins, remark) if part)
 
     def _version(self, versions: Versions, text: str) -> Version:
         if text:

@@ -4,6 +4,9 @@
     runs/<run>/latest         the pointer: which versions are whole here, and over which edges
     objects/<SHA-256 in hex>  records, layouts, manifests, pages, files and chunks, created and never changed
 
+`owner` and the pointers are JSON after a line with the SHA-256 of it, so that a byte that changed on the way is noticed
+before anything is parsed. It guards against accident; signatures of records guard against malice.
+
 Owns two invariants: a pointer never goes back, neither in (epoch, number) nor in its serial; and one that is
 malformed, or larger than its limits, is refused as a whole.
 """
@@ -16,6 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
+from deltad.delta.encoding import sha256
 from deltad.delta.manifest import EdgeKind
 from deltad.delta.record import EdgeRef
 from deltad.errors import ConflictError, DeltadError, FormatError, LimitError, NotFoundError, UsageError
@@ -34,6 +38,7 @@ HINTED_EDGES = 64
 T = TypeVar("T", "Index", "Owner")
 
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_SEAL_BYTES = 65
 _MOST_VERSION = 10**15
 
 
@@ -86,7 +91,7 @@ class Index(msgspec.Struct, frozen=True):
         return next((entry for entry in self.entries if entry.version == version), None)
 
     def encode(self) -> bytes:
-        return msgspec.json.encode(self)
+        return _sealed(msgspec.json.encode(self))
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -95,6 +100,9 @@ class Owner(msgspec.Struct, frozen=True):
     format: int
     daemon: str
     boot: str
+
+    def encode(self) -> bytes:
+        return _sealed(msgspec.json.encode(self))
 
 
 def object_key(digest: bytes) -> str:
@@ -219,9 +227,16 @@ def _check_entry(entry: Entry, thing: str, limits: Limits) -> None:
             raise LimitError(about, expected=f"at most {limits.coders} coders", found=f"{len(edge.coders)}")
 
 
+def _sealed(body: bytes) -> bytes:
+    return sha256(body).hex().encode() + b"\n" + body
+
+
 def _decode(data: bytes, kind: type[T], thing: str) -> T:
+    body = data[_SEAL_BYTES:]
+    if data[:_SEAL_BYTES] != _sealed(body)[:_SEAL_BYTES]:
+        raise FormatError(thing, expected="a line with the SHA-256 of what follows", found="another")
     try:
-        found = msgspec.json.decode(data, type=kind)
+        found = msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(thing, found=f"not a {kind.__name__}: {str(error)[:200]}") from None
     if found.format != INDEX_FORMAT:

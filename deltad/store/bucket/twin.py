@@ -18,7 +18,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-import msgspec
 import structlog
 
 from deltad.delta.encoding import sha256
@@ -106,7 +105,7 @@ class Twin:
             )
         if found is None or found[0] != self._owner:
             stamp = None if found is None else found[1]
-            self._claimed = await self.bucket.swap(OWNER, msgspec.json.encode(self._owner), stamp)
+            self._claimed = await self.bucket.swap(OWNER, self._owner.encode(), stamp)
         else:
             self._claimed = found[1]
 

@@ -14,6 +14,7 @@ import pytest
 from deltad.delta.encoding import sha256
 from deltad.delta.keys import SigningKey
 from deltad.errors import ConflictError, DeltadError, UnavailableError
+from deltad.limits import DEFAULT_LIMITS
 from deltad.protocol.pull_plan import Kind, check_arrival, want
 from deltad.protocol.trust import Scope, TrustedKey, TrustList
 from deltad.relay.bucket_client import BucketClient
@@ -246,6 +247,37 @@ async def test_of_two_who_write_at_once_the_slower_one_changes_nothing(origin: S
         await zombie.advance(RUN)
     assert await pointer(memory) == written
     assert await zombie.advance(RUN) is None, "it has read it anew, and nothing is new"
+
+
+async def test_a_twin_leases_the_newest_version_that_it_has_and_so_holds_up_no_retention(
+    origin: Store, memory: ObstoreBucket
+) -> None:
+    lineage = Lineage(tensors=1, elements=512)
+    twin = twin_of(origin, memory)
+    for _ in range(3):
+        published = lineage.publish()
+        published.commit_into(origin)
+        await twin.advance(RUN)
+    await twin.advance(RUN)
+    assert list(origin.leases.of(RUN)) == [published.version]
+
+
+async def test_a_pointer_that_grows_too_large_lets_the_oldest_versions_go_first(tmp_path: Path) -> None:
+    lineage = Lineage(tensors=1, elements=512)
+    versions = [lineage.publish(anchor=i == 19) for i in range(20)]
+    store = Store.open(tmp_path / "small", limits=replace(DEFAULT_LIMITS, json_body_bytes=2000))
+    memory = ObstoreBucket("memory:///")
+    twin = twin_of(store, memory)
+    for version in versions:
+        version.commit_into(store)
+        if version is not versions[-1] and version.version.number < 5:
+            await twin.advance(RUN)
+    await twin.advance(RUN)
+    index = await pointer(memory)
+    assert index is not None
+    assert index.newest == versions[-1].version
+    assert len(index.encode()) <= 2000
+    store.close()
 
 
 async def objects_in(bucket: Bucket) -> set[str]:

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
 import structlog
 
 from deltad.delta.encoding import sha256
@@ -51,7 +53,9 @@ AT_A_TIME = 8
 _ASKED_FIRST = 64 << 10
 """Whether an object of at least this size is there is asked before it is sent."""
 VERSIONS = 1000
-"""A pointer names at most this many versions, the newest."""
+"""A pointer names at most this many versions, the newest, and those on the way to them."""
+_ROOM = 64
+"""For the digits of a pointer's counters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +141,17 @@ class Twin:
         known = self._known.get(run) or await self._load(run)
         records = self._store.run(run)
         with self._store.leases.work(f"the twin of {run} in {self.bucket.url}"):
-            index = await asyncio.to_thread(_next_index, records, known.index)
+            if known.index is not None:
+                # What leads on from there is what is brought next. Without it, there is a way from an anchor.
+                with suppress(NotFoundError):
+                    records.lease(f"the twin in {self.bucket.url} ({run})", known.index.newest)
+            most = self._store.limits.json_body_bytes
+            index = await asyncio.to_thread(_next_index, records, known.index, most)
             if index is None:
                 return None
             check_advance(known.index, index)
             data = index.encode()
             parse_index(data, run, limits=self._store.limits)  # what readers would refuse must not be written
-            self._lease(records, index)
             lacking = await asyncio.to_thread(_lacking, self._store, records, known.index, index)
             sent = await self.bring(run, lacking)
             for entry in index.entries:
@@ -229,12 +237,6 @@ class Twin:
             self._known[run] = _Known(parse_index(found[0], run, limits=limits), found[1])
         return self._known[run]
 
-    def _lease(self, records: RunStore, index: Index) -> None:
-        for entry in index.entries:
-            if records.find(entry.version) is not None:
-                records.lease(f"the twin in {self.bucket.url} ({records.run})", entry.version)
-                return
-
     async def _bring(self, run: RunId, digest: Digest, data: bytes) -> int:
         """The bytes that went up: none where they are there already, as after a kill."""
         key = object_key(digest)
@@ -256,8 +258,8 @@ class Twin:
             return False
 
 
-def _next_index(records: RunStore, known: Index | None) -> Index | None:
-    """What the pointer should say next; None if that is what it says. Blocks."""
+def _next_index(records: RunStore, known: Index | None, most: int) -> Index | None:
+    """What the pointer should say next, in at most so many bytes if that can be; None if it says so now. Blocks."""
     latest = records.latest()
     if latest is None:
         return None
@@ -272,23 +274,28 @@ def _next_index(records: RunStore, known: Index | None) -> Index | None:
     before = [version for version in edges if version < latest.version and records.find(version) is not None]
     needed = {latest.version}
     for variant in latest.variants:
-        # The way on for those that hold what was there before, and the way in for newcomers.
+        # The way on for those that hold what was there before, and, which no one can do without, the way in.
         for held in (before[-1:], []):
             for hop in records.path(latest, variant.name, held, local=False).hops:
                 if hop.record.run == records.run:  # what a fork starts from is in the twin of its own run
                     found = _index_edge(records, hop.record, variant.name, hop.edge)
                     edges.setdefault(hop.record.version, {})[found.manifest] = found
-                    needed.add(hop.record.version)
-    chosen = sorted(version for version, found in edges.items() if found)
-    chosen = sorted({*chosen[-VERSIONS:], *needed})
-    entries = tuple(_entry(records.record(version), edges[version]) for version in chosen)
-    targets = records.targets().heard
+                    needed |= {hop.record.version} if not held else set()
+    whole = sorted(version for version, found in edges.items() if found)
+    kept = VERSIONS
+    while True:
+        chosen = sorted({*whole[-kept:], *needed})
+        entries = tuple(_entry(records.record(version), edges[version]) for version in chosen)
+        index = Index(INDEX_FORMAT, records.run, 1, entries, records.targets().heard)
+        if kept == 1 or len(index.encode()) <= most - _ROOM:
+            break
+        kept //= 2
     if known is None:
-        return Index(INDEX_FORMAT, records.run, 1, entries, targets)
-    if (known.entries, known.targets) == (entries, targets):
+        return index
+    if (known.entries, known.targets) == (index.entries, index.targets):
         return None
     passed = latest.sequence - known.entries[-1].sequence - sum(version > known.newest for version in chosen)
-    return Index(INDEX_FORMAT, records.run, known.serial + 1, entries, targets, known.skipped + max(passed, 0))
+    return msgspec.structs.replace(index, serial=known.serial + 1, skipped=known.skipped + max(passed, 0))
 
 
 def _first(errors: BaseExceptionGroup[DeltadError]) -> DeltadError:

@@ -256,7 +256,7 @@ FLEET = RUN + '[[fleet]]\nrun = "r"\n'
         ("[daemon]\n", "daemon.name", "no such key"),
         (NAME + "[dameon]\n", "dameon", "the nearest valid one is [daemon]"),
         (NAME + '[[runs]]\nid = "r"\n', "runs", "the nearest valid one is [[run]]"),
-        (NAME + "[foo]\n", "foo", "valid here: [backend], [daemon], [[fleet]], [local], [metrics]"),
+        (NAME + "[foo]\n", "foo", "valid here: [backend], [[bucket]], [daemon], [[fleet]], [local]"),
         (NAME + 'metrics = "x"\n', "daemon.metrics", "valid here: 'derive_rate', 'group', 'name', 'socket'"),
         (NAME + 'storage = "x"\n', "daemon.storage", "the nearest valid one is 'store'"),
         (WATCH + 'quite = "1s"\n', "watch[0].quite", "the nearest valid one is 'quiet'"),

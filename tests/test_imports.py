@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = {"aiohttp", "numba", "torch", "transformers", "trainer_plugin", "rollout_plugin"}
+HEAVY = {"aiohttp", "numba", "obstore", "torch", "transformers", "trainer_plugin", "rollout_plugin"}
 PROBE = "import sys; before = set(sys.modules); import {module}; print(*sorted(set(sys.modules) - before), sep='\\n')"
 
 

@@ -1,15 +1,18 @@
 """One TOML file, parsed once into a frozen tree; whoever holds a `Config` need not check it again."""
 
+from deltad.config.credentials_file import CredentialsFile
 from deltad.config.key_file import KeyFile
 from deltad.config.keys import UNITS, KeyMeaning, SectionMeaning, explain
 from deltad.config.loading import load_config, warnings
 from deltad.config.sections import (
     BackendConfig,
+    BucketConfig,
     Config,
     DaemonConfig,
     FleetConfig,
     LocalConfig,
     MetricsConfig,
+    PaceConfig,
     PeerConfig,
     RelayConfig,
     RunConfig,
@@ -29,13 +32,16 @@ __all__ = [
     "UNITS",
     "Address",
     "BackendConfig",
+    "BucketConfig",
     "Config",
+    "CredentialsFile",
     "DaemonConfig",
     "FleetConfig",
     "KeyFile",
     "KeyMeaning",
     "LocalConfig",
     "MetricsConfig",
+    "PaceConfig",
     "PeerConfig",
     "RelayConfig",
     "RunConfig",

@@ -14,16 +14,19 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, TypeVar
 
+from deltad.config.credentials_file import CredentialsFile
 from deltad.config.key_file import KeyFile
 from deltad.config.sections import (
     LISTS,
     TABLES,
     BackendConfig,
+    BucketConfig,
     Config,
     DaemonConfig,
     FleetConfig,
     LocalConfig,
     MetricsConfig,
+    PaceConfig,
     PeerConfig,
     RelayConfig,
     RunConfig,
@@ -90,10 +93,13 @@ def _unheard_publishers(config: Config) -> Iterator[str]:
             )
 
 
-def _secret_files(config: Config) -> list[TokenFile | KeyFile]:
-    found: list[TokenFile | KeyFile] = [config.relay.token_file] if config.relay and config.relay.token_file else []
+def _secret_files(config: Config) -> list[TokenFile | KeyFile | CredentialsFile]:
+    found: list[TokenFile | KeyFile | CredentialsFile] = []
+    if config.relay and config.relay.token_file:
+        found.append(config.relay.token_file)
     found += (upstream.token_file for upstream in config.upstreams if upstream.token_file)
     found += (token.file for token in config.tokens)
+    found += (bucket.credentials_file for bucket in config.buckets if bucket.credentials_file)
     if config.signing:
         found.append(config.signing.key_file)
     return found
@@ -131,6 +137,8 @@ class _Document:
             runs=self._sections("run", RunConfig),
             watches=self._sections("watch", WatchConfig),
             upstreams=self._sections("upstream", UpstreamConfig),
+            buckets=self._sections("bucket", BucketConfig),
+            paces=self._sections("pace", PaceConfig),
             fleets=self._sections("fleet", FleetConfig),
             trusts=self._sections("trust", TrustConfig),
             tokens=self._sections("token", TokenConfig),
@@ -145,6 +153,7 @@ class _Document:
         self._distinct("run", "id", (run.id for run in config.runs))
         self._distinct("watch", "run", (watch.run for watch in config.watches))
         self._distinct("upstream", "url", (upstream.url for upstream in config.upstreams))
+        self._distinct("bucket", "url", (bucket.url for bucket in config.buckets))
         self._distinct("fleet", "run", (fleet.run for fleet in config.fleets))
         self._distinct("trust", "key", (str(trust.key) for trust in config.trusts))
         self._distinct("token", "file", (str(token.file.path) for token in config.tokens))
@@ -155,6 +164,7 @@ class _Document:
             if address.port:
                 raise self._error("metrics.listen", expected="another address than relay.listen", found=f"'{address}'")
         declared = [run.id for run in config.runs]
+        self._check_buckets(config, declared)
         for place, watch in enumerate(config.watches):
             if watch.run not in declared:
                 raise self._undeclared("watch", place, watch.run, declared)
@@ -183,6 +193,26 @@ class _Document:
             if not upstream.token_file and not upstream.certificate:
                 raise self._error(
                     f"upstream[{place}].token_file", expected="a value, or a `certificate`", found="no such key"
+                )
+
+    def _check_buckets(self, config: Config, declared: list[RunId]) -> None:
+        for place, bucket in enumerate(config.buckets):
+            if not bucket.publish and not bucket.pull:
+                raise self._error(f"bucket[{place}]", expected="`publish` or `pull`, or both", found="neither")
+            for run in bucket.publish:
+                if run != "*" and run not in declared and not config.pulls(RunId(run)):
+                    raise self._undeclared("bucket", place, run, declared, "publish")
+            own = {run.id for run in config.runs} if "*" in bucket.publish else set(bucket.publish)
+            if own and ("*" in bucket.pull or own & set(bucket.pull)):
+                raise self._error(f"bucket[{place}].pull", expected="names of other runs than `publish` has")
+        peers = [*(upstream.url for upstream in config.upstreams), *(bucket.url for bucket in config.buckets)]
+        for place, pace in enumerate(config.paces):
+            if pace.peer and pace.peer not in peers:
+                raise self._error(
+                    f"pace[{place}].peer",
+                    expected="the url of an [[upstream]] or [[bucket]]",
+                    found=f"{pace.peer!r}",
+                    hint=_advice(pace.peer, peers, repr, "known") if peers else "",
                 )
 
     def _table(self, name: str) -> dict[str, Any]:
@@ -235,9 +265,9 @@ class _Document:
                 raise self._error(f"{name}[{place}].{key}", expected="each value once", found=f"{value!r} again")
             seen.add(value)
 
-    def _undeclared(self, name: str, place: int, run: str, declared: list[RunId]) -> ConfigError:
+    def _undeclared(self, name: str, place: int, run: str, declared: list[RunId], key: str = "run") -> ConfigError:
         return self._error(
-            f"{name}[{place}].run",
+            f"{name}[{place}].{key}",
             expected="a run that a [[run]] declares",
             found=f"{run!r}",
             hint=_advice(run, declared, repr, "declared") if declared else "",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deltad.config import values
+from deltad.config.credentials_file import CredentialsFile
 from deltad.config.key_file import KeyFile
 from deltad.config.tls import TlsFiles
 from deltad.config.token_file import TokenFile
@@ -21,7 +22,9 @@ from deltad.protocol.access import Right
 from deltad.types import RunId, Variant, parse_daemon_name, parse_run, parse_variant
 
 RIGHTS = tuple(right.value for right in Right)
+_ALL = "*"
 _CONNECTIONS = 64
+_LEAST_RATE = 1 << 20
 _DEVICES = 1024
 _THREADS = 256
 _DEVICE_MEMORY = 1 << 30
@@ -235,6 +238,50 @@ class UpstreamConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketConfig:
+    """`[[bucket]]`: object storage as a relay: a daemon puts runs there, and others pull them from there.
+
+    `url` (required): the bucket and the prefix: `s3://bucket/prefix`, `gs://…`, `az://container/prefix`, or
+    `file:///directory`. One daemon puts runs below a prefix.
+    `publish`: the run ids that are kept there, or `["*"]` for all that a [[run]] declares. Default `[]`.
+    `pull`: the run ids that are pulled from there, or `["*"]` for all. Default `[]`.
+    `credentials_file`: a file with lines like `AWS_ACCESS_KEY_ID=…`, which set what the provider's variables in the
+    daemon's environment else would: keys, region, endpoint. Default ``""``.
+    `poll`: how often it is asked for news. Default `2s`.
+    `grace`: for how long what no version there needs any more stays for those that are reading it. Default `1h`.
+    """
+
+    url: str = field(metadata=_reads(values.bucket_url))
+    publish: tuple[str, ...] = field(default=(), metadata=_reads(values.run_names_or_none))
+    pull: tuple[str, ...] = field(default=(), metadata=_reads(values.run_names_or_none))
+    credentials_file: CredentialsFile | None = field(default=None, metadata=_reads(values.credentials_file))
+    poll: float = field(default=2.0, metadata=_reads(values.duration(0.01), values.duration_text))
+    grace: float = field(default=3600.0, metadata=_reads(values.duration(0.0), values.duration_text))
+
+    def publishes(self, run: RunId, *, declared: bool) -> bool:
+        """Whether a run is kept there; `declared` tells whether it is one of this daemon's own."""
+        return run in self.publish or (declared and _ALL in self.publish)
+
+
+@dataclass(frozen=True, slots=True)
+class PaceConfig:
+    """`[[pace]]`: a cap on what is pulled and put into buckets. Each that concerns some bytes holds for them.
+
+    `rate` (required): how many bytes a second may pass, at least `1MiB`. What is not an object never waits.
+    `run`: the id of the run that it is for; `""` is all together. Default ``""``.
+    `peer`: the `url` of the upstream or bucket that it is for; `""` is all together. Default ``""``.
+    `since`: the time of day, on this host's clock, from which it holds. Default `00:00`.
+    `until`: the time of day until which it holds; where both are equal it always does. Default `00:00`.
+    """
+
+    rate: int = field(metadata=_reads(values.size(_LEAST_RATE), values.size_text))
+    run: str = field(default="", metadata=_reads(values.run_or_all))
+    peer: str = field(default="", metadata=_reads(values.peer_url))
+    since: int = field(default=0, metadata=_reads(values.time_of_day, values.time_text))
+    until: int = field(default=0, metadata=_reads(values.time_of_day, values.time_text))
+
+
+@dataclass(frozen=True, slots=True)
 class FleetConfig:
     """`[[fleet]]`: how the replicas of a run take a new version.
 
@@ -315,6 +362,8 @@ class Config:
     runs: tuple[RunConfig, ...]
     watches: tuple[WatchConfig, ...]
     upstreams: tuple[UpstreamConfig, ...]
+    buckets: tuple[BucketConfig, ...]
+    paces: tuple[PaceConfig, ...]
     fleets: tuple[FleetConfig, ...]
     trusts: tuple[TrustConfig, ...]
     tokens: tuple[TokenConfig, ...]
@@ -331,8 +380,15 @@ class Config:
         return next((found for found in self.fleets if found.run == run), FleetConfig(run))
 
     def pulls(self, run: RunId) -> bool:
-        """Whether some `[[upstream]]` brings this run."""
-        return any("*" in upstream.runs or run in upstream.runs for upstream in self.upstreams)
+        """Whether some `[[upstream]]` or `[[bucket]]` brings this run."""
+        return any(_ALL in runs or run in runs for runs in self._pulled())
+
+    def names(self, run: RunId) -> bool:
+        """Whether some `[[upstream]]` or `[[bucket]]` brings this run by its name."""
+        return any(run in runs for runs in self._pulled())
+
+    def _pulled(self) -> list[tuple[str, ...]]:
+        return [*(upstream.runs for upstream in self.upstreams), *(bucket.pull for bucket in self.buckets)]
 
 
 TABLES: dict[str, type[Any]] = {
@@ -348,6 +404,8 @@ LISTS: dict[str, type[Any]] = {
     "run": RunConfig,
     "watch": WatchConfig,
     "upstream": UpstreamConfig,
+    "bucket": BucketConfig,
+    "pace": PaceConfig,
     "fleet": FleetConfig,
     "trust": TrustConfig,
     "token": TokenConfig,

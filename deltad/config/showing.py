@@ -25,6 +25,8 @@ def dump(config: Config) -> dict[str, Any]:
     sections["run"] = [_dump_section(run) for run in config.runs]
     sections["watch"] = [_dump_section(watch) for watch in config.watches]
     sections["upstream"] = [_dump_section(upstream) for upstream in config.upstreams]
+    sections["bucket"] = [_dump_section(bucket) for bucket in config.buckets]
+    sections["pace"] = [_dump_section(pace) for pace in config.paces]
     sections["fleet"] = [_dump_section(fleet) for fleet in config.fleets]
     sections["trust"] = [_dump_section(trust) for trust in config.trusts]
     sections["token"] = [_dump_section(token) for token in config.tokens]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from deltad.config.credentials_file import CredentialsFile
 from deltad.config.key_file import KeyFile
 from deltad.config.token_file import TokenFile
 from deltad.delta.keys import PublicKey, parse_public_key
@@ -25,6 +26,8 @@ _MILLISECONDS = {"h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 _SIZE = re.compile(r"([0-9]{1,9})(KiB|MiB|GiB|TiB|B)", re.ASCII)
 _BYTES = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
+_TIME = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])", re.ASCII)
+_BUCKET = re.compile(r"(?:(?:s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*|file://)(?:/[A-Za-z0-9._-]+)*/?", re.ASCII)
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})", re.ASCII)
 
 
@@ -163,6 +166,39 @@ def url(value: object, base: Path) -> str:
     return given.rstrip("/")
 
 
+def bucket_url(value: object, base: Path) -> str:
+    expected = "a URL such as 's3://bucket/prefix', with gs, az or file in place of s3, and nothing secret in it"
+    given = text(value)
+    if set(given) & set("@?#:") - {":"} or given.count(":") != 1:
+        raise RefusedError(expected, found="one with a user, port, query or fragment")
+    if not _BUCKET.fullmatch(given) or given.rstrip("/") == "file:" or {".", ".."} & set(given.split("/")):
+        raise RefusedError(expected)
+    return given.rstrip("/")
+
+
+def peer_url(value: object, base: Path) -> str:
+    """The URL of an upstream or bucket; empty for all of them."""
+    if not text(value):
+        return ""
+    return url(value, base) if text(value).startswith("http") else bucket_url(value, base)
+
+
+def credentials_file(value: object, base: Path) -> CredentialsFile | None:
+    return CredentialsFile(path(value, base)) if text(value) else None
+
+
+def time_of_day(value: object, base: Path) -> int:
+    """`HH:MM`, in minutes."""
+    match = _TIME.fullmatch(text(value))
+    if not match:
+        raise RefusedError("a time of day such as '08:30'")
+    return int(match[1]) * 60 + int(match[2])
+
+
+def time_text(minutes: int) -> str:
+    return f"{minutes // 60:02d}:{minutes % 60:02d}"
+
+
 def count(least: int, most: int) -> Parser:
     def parse(value: object, base: Path) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
@@ -210,15 +246,25 @@ def run_names(value: object, base: Path) -> tuple[str, ...]:
     return tuple(name if name == "*" else parse_run(name) for name in names)
 
 
+def run_names_or_none(value: object, base: Path) -> tuple[str, ...]:
+    """As `run_names`, or an empty list."""
+    return () if value == [] else run_names(value, base)
+
+
+def run_or_all(value: object, base: Path) -> str:
+    """A run id; empty for all runs."""
+    return parse_run(text(value)) if text(value) else ""
+
+
 def shown(value: object) -> object:
     """A value that is its own text, or has one, as it stands in the file."""
     match value:
         case Path() | Address() | PublicKey():
             return str(value)
-        case TokenFile() | KeyFile():
+        case TokenFile() | KeyFile() | CredentialsFile():
             return str(value.path)
-        case tuple():
-            return list(value)
         case None:
             return ""
+        case tuple():
+            return list(value)
     return value

@@ -43,6 +43,7 @@ from deltad.client.messages import (
     VersionInfo,
 )
 from deltad.config import Config
+from deltad.daemon.buckets import Twins, bucket_puller, make_pacer
 from deltad.daemon.deriving import LOOK_SECONDS, Deriving
 from deltad.daemon.handing import HandOvers
 from deltad.daemon.heartbeats import Heartbeats
@@ -65,6 +66,7 @@ from deltad.figures import size
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.fleet import Fleet, Standing
 from deltad.ops.metrics import Metrics
+from deltad.protocol.cadence import Cadence
 from deltad.protocol.mode import AUTO, ModeChoice, choose_mode
 from deltad.protocol.pull import PullPolicy
 from deltad.relay.client import ClientTls
@@ -80,7 +82,6 @@ from deltad.types import RunId, Variant, Version, VersionId, parse_daemon_name, 
 log = structlog.get_logger()
 
 _TRAILING_NUMBER = re.compile(r"([0-9]{1,15})\Z")
-_ALL = "*"
 MIRROR_REST_SECONDS = 300.0
 """How long a mirror that could not advance is left alone."""
 
@@ -117,11 +118,19 @@ class Node:
         self.fleet = Fleet(config.daemon.name, self.boot, limits=limits)
         self.heartbeats = Heartbeats(store, tuple(run.id for run in config.runs), self._key)
         self._tls = {u.url: ClientTls(u.tls, u.name) for u in config.upstreams if u.tls is not None}
+        self.pacer = make_pacer(config)
         self.pullers = [self._puller(i) for i in range(len(config.upstreams))]
+        self.pullers += [
+            bucket_puller(self, bucket, PullerPolicy(PullPolicy(trust=self.trust)))
+            for bucket in config.buckets
+            if bucket.pull
+        ]
+        self.twins = [Twins(self, bucket) for bucket in config.buckets if bucket.publish]
         self.unwell: dict[str, str] = {}
         """Parts that are not well now, each with the reason, for readiness."""
         self.remarks = Remarks()
         self._activities: dict[RunId, str] = {}
+        self._cadences: dict[RunId, Cadence] = {}
         self._runs: dict[RunId, Versions] = {}
         self._origins: dict[RunId, Origin] = {}
         self._started = time.monotonic()
@@ -178,7 +187,7 @@ class Node:
         return sorted({*self.store.runs(), *(run.id for run in self.config.runs)})
 
     def _is_named(self, run: RunId) -> bool:
-        return any(run in upstream.runs for upstream in self.config.upstreams)
+        return self.config.names(run)
 
     def origin(self, run: RunId) -> Origin:
         """The one writer of a declared run. Raises UsageError for a run that is pulled, not published."""
@@ -253,6 +262,7 @@ class Node:
 
     def on_pulled(self, record: VersionRecord, stats: PullStats) -> None:
         """A version has come from an upstream and is durable."""
+        self._cadences.setdefault(RunId(record.run), Cadence()).arrived(record.sequence)
         versions = self.versions_of(RunId(record.run))
         versions.note(record.version, Note(Seconds(transfer=stats.seconds), pulled_bytes=stats.bytes))
         info = versions.info(record.version)
@@ -285,13 +295,11 @@ class Node:
         return await self._handovers.hand_over(run, head, chunks, tail)
 
     async def pull(self, run: RunId, wait: float) -> VersionInfo | None:
-        pullers = [
-            puller
-            for puller, upstream in zip(self.pullers, self.config.upstreams, strict=True)
-            if _ALL in upstream.runs or run in upstream.runs
-        ]
+        pullers = [puller for puller in self.pullers if puller.follows(run)]
         if not pullers:
-            raise UsageError(f"run {run}", expected="an [[upstream]] that brings it", found="none in the configuration")
+            raise UsageError(
+                f"run {run}", expected="an [[upstream]] or [[bucket]] that brings it", found="none in the configuration"
+            )
         await asyncio.gather(*(puller.pull_once(run, wait) for puller in pullers))
         return self.versions_of(run).latest()
 
@@ -386,6 +394,7 @@ class Node:
             found.append(f"scrub: {self.scrubbing.problem}")
         doubts = {run: doubts_in_words(self.store.run(run)) for run in self.store.held_runs()}
         found += [f"run {run}: {words}" for run, words in doubts.items() if words]
+        found += [f"bucket {twins.url}: {twins.problem}" for twins in self.twins if twins.problem]
         free = self.store.free_bytes()
         if free < 2 * self.limits.disk_reserve_bytes:
             found.append(f"store: {size(free)} free, close to the reserve of {size(self.limits.disk_reserve_bytes)}")
@@ -517,7 +526,9 @@ class Node:
             doing = [self._activities[run]]
         else:
             doing = [puller.activity(run) for puller in self.pullers]
-        return "; ".join(part for part in (*doing, self.deriving.activity(run), remark) if part)
+        twins = (twins.activity(run) for twins in self.twins)
+        cadence = self._cadences[run].remark() if run in self._cadences else ""
+        return "; ".join(part for part in (*doing, cadence, self.deriving.activity(run), *twins, remark) if part)
 
     def _version(self, versions: Versions, text: str) -> Version:
         if text:
@@ -548,6 +559,7 @@ class Node:
             limits=self.limits,
             policy=PullerPolicy(PullPolicy(trust=self.trust)),
             on_heartbeat=self.heartbeats.heard,
+            pacer=self.pacer,
             on_received=lambda count: self.metrics.received(upstream.url, count),
             on_failure=lambda error: self.metrics.pull_failed(upstream.url, error),
         )

@@ -214,6 +214,8 @@ def _parts(node: Node) -> Iterator[tuple[str, Part]]:
         yield f"watch {config.run}", lambda config=config: watch(node, config)  # type: ignore[misc]
     for puller in node.pullers:
         yield f"pull {puller.view().url}", puller.run
+    for twins in node.twins:
+        yield f"bucket {twins.url}", twins.run
     yield "scrub", node.scrubbing.run
     if node.config.daemon.derive_rate:
         yield "deriving", node.derive

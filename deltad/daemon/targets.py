@@ -15,8 +15,6 @@ from deltad.protocol.target import EVERYONE, Statement, Targets
 from deltad.store.runs import RunStore
 from deltad.types import RunId, Version, VersionId, parse_version
 
-_ALL_RUNS = "*"
-
 
 def goal(records: RunStore, daemon: str) -> VersionRecord | None:
     """The version that replicas of this daemon's fleet should serve.
@@ -47,7 +45,7 @@ def targets_reply(records: RunStore, daemon: str) -> TargetsReply:
 
 def is_published_here(config: Config, run: RunId) -> bool:
     """Whether this daemon speaks for all fleets of a run: nobody brings it, or a watch here publishes it."""
-    pulled = any(_ALL_RUNS in upstream.runs or run in upstream.runs for upstream in config.upstreams)
+    pulled = config.pulls(run)
     return not pulled or any(watch.run == run for watch in config.watches)
 
 

@@ -42,6 +42,8 @@ class Metrics:
     target_held: Gauge
     relay_received_bytes: Counter
     relay_sent_bytes: Counter
+    bucket_sent_bytes: Counter
+    bucket_failures: Counter
     upstream_up: Gauge
     pull_failures: Counter
     checkpoints_refused: Counter
@@ -107,6 +109,10 @@ class Metrics:
             ),
             relay_received_bytes=counter("relay_received_bytes", "Bytes received from an upstream.", "upstream"),
             relay_sent_bytes=counter("relay_sent_bytes", "Bytes sent to daemons that pull from here."),
+            bucket_sent_bytes=counter("bucket_sent_bytes", "Bytes of objects put into a bucket.", "bucket"),
+            bucket_failures=counter(
+                "bucket_failures", "Tries to keep a run in a bucket that failed, by kind of error.", "bucket", "kind"
+            ),
             upstream_up=gauge("upstream_up", "Whether the upstream answered last (1) or failed (0).", "upstream"),
             pull_failures=counter("pull_failures", "Pulls that failed, by kind of error.", "upstream", "kind"),
             checkpoints_refused=counter(
@@ -190,6 +196,14 @@ class Metrics:
     def sent(self, count: int) -> None:
         """Bytes of an object were sent to a daemon that pulls from here."""
         self.relay_sent_bytes.inc(count)
+
+    def put_into_bucket(self, url: str, count: int) -> None:
+        """An object of so many bytes was put into a bucket."""
+        self.bucket_sent_bytes.labels(url).inc(count)
+
+    def bucket_failed(self, url: str, error: DeltadError) -> None:
+        """A run could not be brought into a bucket, or a bucket not be swept."""
+        self.bucket_failures.labels(url, error.kind).inc()
 
     def pull_failed(self, url: str, error: DeltadError) -> None:
         """A pull from an upstream failed."""

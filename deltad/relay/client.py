@@ -31,12 +31,12 @@ from deltad.protocol.pull_plan import Wanted
 from deltad.protocol.target import Statement, check_notice
 from deltad.relay.goodput import Goodput
 from deltad.relay.hints import EdgeHints, read_hints
+from deltad.relay.source import Count, Pace
 from deltad.relay.wire import PREFIX, SEAL, Hello, RunNames, TargetNotice, VersionNames, dotted, parse_dotted, seal
 from deltad.types import RunId, Version, parse_run
 
 S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T")
-Count = Callable[[int], None]
 
 _PROGRESS_BYTES = 16 << 10
 """What must arrive within `stall_seconds`, unless the body is at its end before."""
@@ -156,11 +156,11 @@ class RelayClient:
         hints = await self._ask(EdgeHints, f"/runs/{run}/edges", query)
         return self._parse(lambda: read_hints(hints, limits=self._limits))
 
-    async def fetch(self, wanted: Wanted, into: bytearray, *, count: Count) -> None:
+    async def fetch(self, wanted: Wanted, into: bytearray, *, count: Count, pace: Pace | None = None) -> None:
         """Append an object's bytes to `into`, from where it ends up to the object's size.
 
         What came before an error stays in `into`, so that another call goes on there. The bytes are
-        not checked against the digest.
+        not checked against the digest. `pace` is awaited with the bytes of each piece, before the next is read.
         """
         start = len(into)
         headers = {"Range": f"bytes={start}-"} if start else {}
@@ -172,7 +172,7 @@ class RelayClient:
             elif response.status != HTTPStatus.PARTIAL_CONTENT or not start:
                 raise _unlike(response, f"{self.url}: {wanted}", "HTTP 200, or 206 where a range was asked for")
             self._check_range(response, wanted, 0 if whole else start)
-            await self._read(response, wanted.size - len(into), into, count)
+            await self._read(response, wanted.size - len(into), into, count, pace)
         if len(into) != wanted.size:
             raise PeerError(f"{self.url}: {wanted}", expected=f"{wanted.size} bytes", found=f"{len(into)} bytes")
 
@@ -330,7 +330,14 @@ class RelayClient:
             raise PeerError(thing, expected=f"a body that its {SEAL} seals", found="other bytes")
         return data
 
-    async def _read(self, response: aiohttp.ClientResponse, limit: int, into: bytearray, count: Count | None) -> None:
+    async def _read(
+        self,
+        response: aiohttp.ClientResponse,
+        limit: int,
+        into: bytearray,
+        count: Count | None,
+        pace: Pace | None = None,
+    ) -> None:
         """Append the body to `into`. Raises PeerError as soon as it is longer than `limit` bytes."""
         loop = asyncio.get_running_loop()
         taken = fresh = 0
@@ -353,9 +360,21 @@ class RelayClient:
                     if fresh >= _PROGRESS_BYTES:
                         fresh = 0
                         watch.reschedule(loop.time() + self._stall)
+                    if pace is not None:
+                        await _paced(watch, pace, len(piece))
         finally:
             if taken:
                 self.goodput.end(loop.time())
+
+
+async def _paced(watch: asyncio.Timeout, pace: Pace, count: int) -> None:
+    """Waiting for a turn of our own is not the peer's lack of progress."""
+    loop, due = asyncio.get_running_loop(), watch.when()
+    began = loop.time()
+    watch.reschedule(None)
+    await pace(count)
+    if due is not None:
+        watch.reschedule(due + loop.time() - began)
 
 
 def _unlike(response: aiohttp.ClientResponse, thing: str, expected: str) -> PeerError:

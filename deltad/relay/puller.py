@@ -26,7 +26,9 @@ from deltad.protocol.pull_plan import Wanted, check_arrival
 from deltad.relay.client import ClientTls, RelayClient
 from deltad.relay.heartbeat_pull import HeartbeatPull
 from deltad.relay.link import Link
+from deltad.relay.pacer import Pacer
 from deltad.relay.run_pull import PullStats, RunPull
+from deltad.relay.source import Count, Source
 from deltad.relay.target_pull import TargetPull
 from deltad.store.announce import Announcements
 from deltad.store.store import Store
@@ -66,9 +68,10 @@ class PullerPolicy:
 class Puller:
     """Pulls `runs` (names, or `*` for all) from the daemon at `url` into `store`, for as long as `run` runs.
 
-    `token` and `tls` are those of `RelayClient`; up to `connections` objects are fetched at a time. `on_committed`
-    is called in the event loop after each commit, before the announcement. All methods belong to the event loop's
-    thread.
+    `token` and `tls` are those of `RelayClient`. With `source`, whom that makes is asked in place of a daemon, such
+    as a bucket; it is given what to tell of every body byte. `pacer` holds bodies to caps. Up to `connections` objects
+    are fetched at a time. `on_committed` is called in the event loop after each commit, before the announcement. All
+    methods belong to the event loop's thread.
     """
 
     def __init__(
@@ -76,8 +79,10 @@ class Puller:
         store: Store,
         *,
         url: str,
-        token: Callable[[], str] | None,
+        token: Callable[[], str] | None = None,
         tls: ClientTls | None = None,
+        source: Callable[[Count], Source] | None = None,
+        pacer: Pacer | None = None,
         runs: tuple[str, ...],
         connections: int,
         announcements: Announcements,
@@ -112,15 +117,20 @@ class Puller:
             rng=self._rng,
         )
         self.slots = asyncio.Semaphore(connections)
-        self._client = RelayClient(
-            url,
-            token,
-            tls=tls,
-            count=self._count,
-            limits=limits,
-            stall_seconds=self._policy.stall,
-            connect_seconds=self._policy.connect,
-        )
+        self.pacer = pacer or Pacer(())
+        self._client: Source
+        if source is not None:
+            self._client = source(self._count)
+        else:
+            self._client = RelayClient(
+                url,
+                token,
+                tls=tls,
+                count=self._count,
+                limits=limits,
+                stall_seconds=self._policy.stall,
+                connect_seconds=self._policy.connect,
+            )
         self._pulls: dict[RunId, RunPull] = {}
         self._targets: dict[RunId, TargetPull] = {}
         self._heartbeats: dict[RunId, HeartbeatPull] = {}
@@ -335,16 +345,17 @@ class Puller:
             self._tasks.create_task(self._for_ever(pull.follow))
             self._tasks.create_task(self._for_ever(pull.drive))
             self._tasks.create_task(self._for_ever(target.follow))
-            beats = self._heartbeats[run] = HeartbeatPull(
-                self._store.run(run),
-                self._client,
-                self,
-                trust=self._pull_policy.trust,
-                limits=self._limits,
-                every=self._policy.heartbeat,
-                on_heard=self._on_heartbeat,
-            )
-            self._tasks.create_task(self._for_ever(beats.follow))
+            if isinstance(self._client, RelayClient):  # nobody lives in a bucket
+                beats = self._heartbeats[run] = HeartbeatPull(
+                    self._store.run(run),
+                    self._client,
+                    self,
+                    trust=self._pull_policy.trust,
+                    limits=self._limits,
+                    every=self._policy.heartbeat,
+                    on_heard=self._on_heartbeat,
+                )
+                self._tasks.create_task(self._for_ever(beats.follow))
         return pull
 
     def _count(self, count: int) -> None:

@@ -33,8 +33,9 @@ from deltad.protocol.pull_decisions import (
     Wait,
 )
 from deltad.protocol.pull_plan import Arrived, Kind, Wanted, check_arrival
-from deltad.relay.client import RelayClient
 from deltad.relay.link import Link
+from deltad.relay.pacer import Pacer
+from deltad.relay.source import Source
 from deltad.store.runs import RunStore
 from deltad.store.store import Store
 from deltad.types import Digest, RunId, Version, VersionId
@@ -109,6 +110,7 @@ class Peer(Protocol):
     link: Link
     slots: asyncio.Semaphore
     """Held while an object is on its way."""
+    pacer: Pacer
 
     async def rested(self) -> None:
         """Return once the link does not rest."""
@@ -125,7 +127,7 @@ class RunPull:
         self,
         run: RunId,
         store: Store,
-        client: RelayClient,
+        client: Source,
         peer: Peer,
         *,
         on_committed: Callable[[VersionRecord, PullStats], None],
@@ -317,7 +319,12 @@ class RunPull:
             async with self._peer.slots:
                 received = self._account(version, _now()).received
                 await self._guarded(
-                    self._client.fetch(wanted, buffer, count=lambda n: received.update({wanted.kind.value: n}))
+                    self._client.fetch(
+                        wanted,
+                        buffer,
+                        count=lambda n: received.update({wanted.kind.value: n}),
+                        pace=lambda n: self._peer.pacer.take(self.run_id, self._client.url, n),
+                    )
                 )
             arrived = await self._check(wanted, bytes(buffer))
         except NotFoundError as error:

@@ -15,8 +15,8 @@ import structlog
 from deltad.errors import ConfigError, DeltadError, DeniedError, NotFoundError, StoreError, UnavailableError
 from deltad.protocol.backoff import Backoff
 from deltad.protocol.pull import PullPolicy
-from deltad.relay.client import RelayClient
 from deltad.relay.run_pull import Peer
+from deltad.relay.source import Source
 from deltad.store.runs import RunStore
 
 log = structlog.get_logger()
@@ -28,7 +28,7 @@ class TargetPull:
     def __init__(
         self,
         records: RunStore,
-        client: RelayClient,
+        client: Source,
         peer: Peer,
         *,
         on_moved: Callable[[], None],

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from deltad.client.messages import ExportRequest
+from deltad.config import load_config
+from deltad.daemon.node import Node
 from deltad.daemon.versions import Versions
 from deltad.delta.backend import choose
 from deltad.errors import NotFoundError, UnavailableError
+from deltad.relay.puller import PullStats
 from deltad.store.store import Store
 from deltad.types import Digest, RunId, Variant, Version
 from tests.kit.checkpoints import read_checkpoint
@@ -30,6 +33,13 @@ def lineage() -> Lineage:
     for _ in range(BEHIND + 1):
         lineage.publish()
     return lineage
+
+
+def commit_over(store: Store, made: Derived, target: Published) -> None:
+    """A version has come over an edge that its record does not name."""
+    for digest, data in made.objects.items():
+        (store.put_chunk if digest in made.chunks else store.put)(data)
+    store.run(target.run).commit(target.data, [Digest(made.ref.manifest)])
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +136,24 @@ def test_a_newcomer_that_is_killed_on_the_way_takes_one_anchor_and_one_skip_delt
     assert [(info.version, info.kind) for info in infos] == [("v000033", "anchor"), ("v000041", "skip-delta")]
 
 
+async def test_a_region_whose_link_is_slower_than_the_trainer_says_so_in_its_report(
+    tmp_path: Path, lineage: Lineage, ladder: list[Derived]
+) -> None:
+    home = Daemon(tmp_path / "b", "b", '[[upstream]]\nurl = "http://127.0.0.1:9"\ntoken_file = "token"\n')
+    store = Store.open(home.home / "store")
+    node = Node(load_config(home.config), store)
+    versions = [lineage.versions[i] for i in (0, 32, 40)]
+    stats = PullStats(record=1, layout=0, manifest=0, page=0, file=0, chunk=0, seconds=1.0)
+    versions[0].commit_into(store)
+    node.on_pulled(versions[0].record, stats)
+    for made, published in zip(ladder, versions[1:], strict=False):
+        commit_over(store, made, published)
+        node.on_pulled(published.record, stats)
+    said = "the link is slower than the cadence: 38 of the last 40 versions skipped"
+    assert said in node.region_report().runs["policy"].activity
+    store.close()
+
+
 # Replicas of a daemon that passed versions over.
 
 
@@ -136,9 +164,7 @@ def gaps(tmp_path: Path, lineage: Lineage, ladder: list[Derived]) -> Iterator[Ve
     versions = lineage.versions
     versions[0].commit_into(store)
     for made, target in ((ladder[0], versions[32]), (ladder[1], versions[40])):
-        for digest, data in made.objects.items():
-            (store.put_chunk if digest in made.chunks else store.put)(data)
-        store.run(target.run).commit(target.data, [Digest(made.ref.manifest)])
+        commit_over(store, made, target)
     yield Versions(store, RunId("policy"), choose(), daemon="border")
     store.close()
 

@@ -32,6 +32,8 @@ class Fault(StrEnum):
     """One byte is left out."""
     DOUBLE = "double"
     """One byte comes twice."""
+    SWAP = "swap"
+    """One byte comes after the one that follows it."""
     INSERT = "insert"
     """`Mishap.data` comes in between."""
     CUT = "cut"
@@ -77,6 +79,8 @@ class ChaosProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._free_at = 0.0
         self._news = asyncio.Event()
+        self._late: dict[asyncio.StreamWriter, bytes] = {}
+        """By connection the byte that comes after the next one."""
 
     @property
     def url(self) -> str:
@@ -150,6 +154,7 @@ class ChaosProxy:
             goes_on = await self._pass(data, writer)
             if not goes_on:
                 return
+        writer.write(self._late.pop(writer, b""))
 
     async def _pace(self, count: int) -> None:
         if self.rate is not None:
@@ -160,8 +165,12 @@ class ChaosProxy:
     async def _pass(self, data: bytes, writer: asyncio.StreamWriter) -> bool:
         """Pass on a piece with all that happens within it. False if the connection ends there."""
         start, self.downstream = self.downstream, self.downstream + len(data)
+        if late := self._late.pop(writer, b""):
+            writer.write(data[:1] + late)
+            data, start = data[1:], start + 1
         at = 0
-        while self._plan and self._plan[0].at < start + len(data):
+        # Where something has befallen a byte already, what comes next befalls the one after it.
+        while self._plan and max(self._plan[0].at, start + at) < start + len(data):
             mishap = self._plan.popleft()
             self.happened.append(mishap)
             self._news.set()
@@ -177,6 +186,13 @@ class ChaosProxy:
                     at += 1
                 case Fault.DOUBLE:
                     writer.write(one)
+                case Fault.SWAP:
+                    writer.write(data[at + 1 : at + 2])
+                    at += 2
+                    if at <= len(data):
+                        writer.write(one)
+                    else:
+                        self._late[writer] = one  # the piece ends here; it comes after the first byte of the next
                 case Fault.INSERT:
                     writer.write(mishap.data)
                 case Fault.CUT:

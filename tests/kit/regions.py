@@ -22,8 +22,10 @@ from deltad.delta.record import VersionRecord
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.protocol.access import Doorkeeper
 from deltad.protocol.pull import PullPolicy
+from deltad.relay.pacer import Pacer
 from deltad.relay.puller import Puller, PullerPolicy, PullStats
 from deltad.relay.server import RelayServer
+from deltad.relay.source import Count, Source
 from deltad.store.announce import Announcements
 from deltad.store.store import Store
 from deltad.types import Digest, RunId, Version
@@ -140,7 +142,10 @@ class Downstream:
         connections: int = 2,
         policy: PullerPolicy = QUICK,
         limits: Limits = DEFAULT_LIMITS,
+        source: Callable[[Count], Source] | None = None,
+        pacer: Pacer | None = None,
     ) -> None:
+        """`source` makes whom to ask in place of the daemon at `url`, and `pacer` holds bodies to caps."""
         self.store = Store.open(path)
         self.announcements = Announcements()
         self.token = token
@@ -150,6 +155,8 @@ class Downstream:
             self.store,
             url=url,
             token=lambda: self.token,
+            source=source,
+            pacer=pacer,
             runs=runs,
             connections=connections,
             announcements=self.announcements,

@@ -59,7 +59,7 @@ async def outcome_of(asked: Awaitable[object]) -> object:
         return error
 
 
-@pytest.mark.parametrize("fault", [Fault.FLIP, Fault.DROP, Fault.DOUBLE, Fault.INSERT, Fault.CUT])
+@pytest.mark.parametrize("fault", [Fault.FLIP, Fault.DROP, Fault.DOUBLE, Fault.SWAP, Fault.INSERT, Fault.CUT])
 async def test_at_every_offset_of_every_reply(tmp_path: Path, fault: Fault) -> None:
     rng = random.Random(fault)
     first = Lineage(tensors=1, elements=128).publish()

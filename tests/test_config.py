@@ -246,6 +246,7 @@ NAME = '[daemon]\nname = "a"\n'
 RUN = NAME + '[[run]]\nid = "r"\n'
 WATCH = RUN + '[[watch]]\nrun = "r"\ndirectory = "d"\n'
 UPSTREAM = NAME + '[[upstream]]\nurl = "http://b:1"\ntoken_file = "token"\n'
+LEAD = NAME + '[[lead]]\nrun = "policy"\nurl = "http://trainer-1:7702"\n'
 FLEET = RUN + '[[fleet]]\nrun = "r"\n'
 
 
@@ -256,7 +257,11 @@ FLEET = RUN + '[[fleet]]\nrun = "r"\n'
         ("[daemon]\n", "daemon.name", "no such key"),
         (NAME + "[dameon]\n", "dameon", "the nearest valid one is [daemon]"),
         (NAME + '[[runs]]\nid = "r"\n', "runs", "the nearest valid one is [[run]]"),
-        (NAME + "[foo]\n", "foo", "valid here: [backend], [[bucket]], [daemon], [[fleet]], [local]"),
+        (NAME + "[foo]\n", "foo", "valid here: [backend], [[bucket]], [daemon], [[fleet]], [[lead]]"),
+        (LEAD + 'token_file = "t"\n', "lead[0].url", "a URL of https"),
+        (LEAD.replace("http:", "https:"), "lead[0].token_file", "or a `certificate`"),
+        (LEAD.replace("http:", "https:") + 'certificate = "c"\n', "lead[0].key", "or neither"),
+        (LEAD.replace("policy", "r") + RUN.removeprefix(NAME), "lead[0].run", "no [[run]] here"),
         (NAME + 'metrics = "x"\n', "daemon.metrics", "valid here: 'derive_rate', 'group', 'name', 'socket'"),
         (NAME + 'storage = "x"\n', "daemon.storage", "the nearest valid one is 'store'"),
         (WATCH + 'quite = "1s"\n', "watch[0].quite", "the nearest valid one is 'quiet'"),

@@ -95,12 +95,12 @@ class HandOverReply(msgspec.Struct, frozen=True):
 
 def body(head: HandOver, chunks: Iterator[bytes], tail: Callable[[], HandedOver]) -> Iterator[bytes]:
     """The body of a step's request; `tail` is asked once the chunks are at their end."""
-    yield _block(HEAD, msgspec.msgpack.encode(head))
+    yield block(HEAD, msgspec.msgpack.encode(head))
     for chunk in chunks:
-        yield _block(CHUNK, chunk)
-    yield _block(TAIL, msgspec.msgpack.encode(tail()))
+        yield block(CHUNK, chunk)
+    yield block(TAIL, msgspec.msgpack.encode(tail()))
 
 
-def _block(kind: int, data: bytes) -> bytes:
+def block(kind: int, data: bytes) -> bytes:
     """One block as it lies on the wire."""
     return BLOCK.pack(kind, len(data)) + data

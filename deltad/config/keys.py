@@ -17,7 +17,8 @@ UNITS = (
     "Relative paths start at the directory of the file."
 )
 _ORDER = (
-    *("daemon", "relay", "local", "token", "peer", "metrics", "signing", "run", "watch", "upstream", "bucket", "pace"),
+    *("daemon", "relay", "local", "token", "peer", "metrics", "signing", "run", "watch", "upstream"),
+    *("lead", "bucket", "pace"),
     *("fleet", "trust"),
     *("backend", "scrub"),
 )

@@ -24,6 +24,7 @@ from deltad.config.sections import (
     Config,
     DaemonConfig,
     FleetConfig,
+    LeadConfig,
     LocalConfig,
     MetricsConfig,
     PaceConfig,
@@ -98,6 +99,7 @@ def _secret_files(config: Config) -> list[TokenFile | KeyFile | CredentialsFile]
     if config.relay and config.relay.token_file:
         found.append(config.relay.token_file)
     found += (upstream.token_file for upstream in config.upstreams if upstream.token_file)
+    found += (lead.token_file for lead in config.leads if lead.token_file)
     found += (token.file for token in config.tokens)
     found += (bucket.credentials_file for bucket in config.buckets if bucket.credentials_file)
     if config.signing:
@@ -106,14 +108,15 @@ def _secret_files(config: Config) -> list[TokenFile | KeyFile | CredentialsFile]
 
 
 def _tls_files(config: Config) -> list[TlsFiles]:
-    ends = (config.relay, config.local, *config.upstreams)
+    ends = (config.relay, config.local, *config.upstreams, *config.leads)
     return [end.tls for end in ends if end is not None and end.tls is not None]
 
 
 def _contexts(config: Config) -> list[Callable[[], object]]:
     """What makes sure that each certificate, key and authority can be used."""
     ends = [end.tls.server for end in (config.relay, config.local) if end is not None and end.tls is not None]
-    return [*ends, *(upstream.tls.client for upstream in config.upstreams if upstream.tls is not None)]
+    asked = [upstream.tls.client for upstream in config.upstreams if upstream.tls is not None]
+    return [*ends, *asked, *(lead.tls.client for lead in config.leads)]
 
 
 class _Document:
@@ -137,6 +140,7 @@ class _Document:
             runs=self._sections("run", RunConfig),
             watches=self._sections("watch", WatchConfig),
             upstreams=self._sections("upstream", UpstreamConfig),
+            leads=self._sections("lead", LeadConfig),
             buckets=self._sections("bucket", BucketConfig),
             paces=self._sections("pace", PaceConfig),
             fleets=self._sections("fleet", FleetConfig),
@@ -153,6 +157,7 @@ class _Document:
         self._distinct("run", "id", (run.id for run in config.runs))
         self._distinct("watch", "run", (watch.run for watch in config.watches))
         self._distinct("upstream", "url", (upstream.url for upstream in config.upstreams))
+        self._distinct("lead", "run", (lead.run for lead in config.leads))
         self._distinct("bucket", "url", (bucket.url for bucket in config.buckets))
         self._distinct("fleet", "run", (fleet.run for fleet in config.fleets))
         self._distinct("trust", "key", (str(trust.key) for trust in config.trusts))
@@ -164,6 +169,7 @@ class _Document:
             if address.port:
                 raise self._error("metrics.listen", expected="another address than relay.listen", found=f"'{address}'")
         declared = [run.id for run in config.runs]
+        self._check_leads(config, declared)
         self._check_buckets(config, declared)
         for place, watch in enumerate(config.watches):
             if watch.run not in declared:
@@ -193,6 +199,22 @@ class _Document:
             if not upstream.token_file and not upstream.certificate:
                 raise self._error(
                     f"upstream[{place}].token_file", expected="a value, or a `certificate`", found="no such key"
+                )
+
+    def _check_leads(self, config: Config, declared: list[RunId]) -> None:
+        for place, lead in enumerate(config.leads):
+            if lead.run in declared:
+                raise self._error(f"lead[{place}].run", expected="a run that is no [[run]] here", found=f"'{lead.run}'")
+            if not lead.url.startswith("https:"):
+                raise self._error(f"lead[{place}].url", expected="a URL of https", found=f"'{lead.url}'")
+            if (lead.certificate is None) != (lead.key is None):
+                lacking = "key" if lead.key is None else "certificate"
+                raise self._error(
+                    f"lead[{place}].{lacking}", expected="`certificate` and `key`, or neither", found="one"
+                )
+            if not lead.token_file and not lead.certificate:
+                raise self._error(
+                    f"lead[{place}].token_file", expected="a value, or a `certificate`", found="no such key"
                 )
 
     def _check_buckets(self, config: Config, declared: list[RunId]) -> None:

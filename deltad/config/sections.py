@@ -238,6 +238,33 @@ class UpstreamConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LeadConfig:
+    """`[[lead]]`: the daemon on another host that makes the versions of a run which this host's ranks publish from
+    memory. What they hand over here is handed on to it.
+
+    `run` (required): the run's id; a [[run]] there, and not here.
+    `url` (required): its local API, the [local] there, such as `https://trainer-1:7702`.
+    `token_file`: the file with a bearer token of its scope `publish`. Not needed with `certificate`. Default ``""``.
+    `ca`: the authority that certified it; without one, those that the host trusts count. Default ``""``.
+    `certificate`: the certificate (a chain, PEM) to show it. Default ``""``.
+    `key`: the file with its private key. Default ``""``.
+    `name`: the DNS name that its certificate must be for, where that is not the host in `url`. Default ``""``.
+    """
+
+    run: RunId = field(metadata=_reads(values.named(parse_run)))
+    url: str = field(metadata=_reads(values.url))
+    token_file: TokenFile | None = field(default=None, metadata=_reads(values.optional(values.token_file)))
+    ca: Path | None = field(default=None, metadata=_reads(values.optional(values.path)))
+    certificate: Path | None = field(default=None, metadata=_reads(values.optional(values.path)))
+    key: Path | None = field(default=None, metadata=_reads(values.optional(values.path)))
+    name: str | None = field(default=None, metadata=_reads(values.optional(values.host_name)))
+
+    @property
+    def tls(self) -> TlsFiles:
+        return TlsFiles(self.certificate, self.key, self.ca)
+
+
+@dataclass(frozen=True, slots=True)
 class BucketConfig:
     """`[[bucket]]`: object storage as a relay: a daemon puts runs there, and others pull them from there.
 
@@ -362,6 +389,7 @@ class Config:
     runs: tuple[RunConfig, ...]
     watches: tuple[WatchConfig, ...]
     upstreams: tuple[UpstreamConfig, ...]
+    leads: tuple[LeadConfig, ...]
     buckets: tuple[BucketConfig, ...]
     paces: tuple[PaceConfig, ...]
     fleets: tuple[FleetConfig, ...]
@@ -404,6 +432,7 @@ LISTS: dict[str, type[Any]] = {
     "run": RunConfig,
     "watch": WatchConfig,
     "upstream": UpstreamConfig,
+    "lead": LeadConfig,
     "bucket": BucketConfig,
     "pace": PaceConfig,
     "fleet": FleetConfig,

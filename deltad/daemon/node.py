@@ -48,6 +48,7 @@ from deltad.daemon.deriving import LOOK_SECONDS, Deriving
 from deltad.daemon.handing import HandOvers
 from deltad.daemon.heartbeats import Heartbeats
 from deltad.daemon.keeping import Keeper
+from deltad.daemon.leading import Lead
 from deltad.daemon.notes import Note
 from deltad.daemon.origin import Handed, Origin, Published, PublishOptions
 from deltad.daemon.remarks import Remarks
@@ -142,6 +143,7 @@ class Node:
         )
         self.deriving = Deriving(store, config, self.metrics)
         self._handovers = HandOvers(store, self.backend, self)
+        self._leads = {lead.run: Lead(lead, limits) for lead in config.leads}
 
     @property
     def _public_key(self) -> PublicKey | None:
@@ -155,6 +157,9 @@ class Node:
         for upstream in config.upstreams:
             if upstream.tls is not None and upstream.url in self._tls:
                 self._tls[upstream.url].renew(upstream.tls)
+        for lead in config.leads:
+            if lead.run in self._leads:
+                self._leads[lead.run].tls.renew(lead.tls)
         self.trust.replace(trust_list(config))
         sift_stored(self.store, self.config, self.trust, self._public_key)
 
@@ -287,11 +292,15 @@ class Node:
         return await self.publish_checkpoint(run, directory, number, **how)
 
     async def join(self, run: RunId, request: JoinRequest) -> JoinReply:
+        if lead := self._leads.get(run):
+            return await lead.join(run, request)
         return await self._handovers.join(run, request)
 
     async def hand_over(
         self, run: RunId, head: HandOver, chunks: AsyncIterator[bytes], tail: Callable[[], Awaitable[HandedOver]]
     ) -> HandOverReply:
+        if lead := self._leads.get(run):
+            return await lead.hand_over(run, head, chunks, tail)
         return await self._handovers.hand_over(run, head, chunks, tail)
 
     async def pull(self, run: RunId, wait: float) -> VersionInfo | None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from deltad.client import Client
@@ -17,10 +18,10 @@ TOKEN = "a-token-that-only-the-tests-know"
 def free_port() -> int:
     """A TCP port that nobody listens on now, below those that outgoing connections are given.
 
-    Test runs side by side choose from different ones.
+    Test runs side by side choose from different ones; the seven ports behind it are theirs alone, too.
     """
     mine = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8
-    for port in range(15_000 + os.getpid() % 500 * 8 + mine, 20_000, 8):
+    for port in range(15_000 + os.getpid() % 30 * 64 + mine * 8, 20_000, 64):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
@@ -31,9 +32,13 @@ def free_port() -> int:
 
 
 class Daemon:
-    """One daemon with its own directory. `sections` is what its configuration says beyond [daemon]."""
+    """One daemon with its own directory. `sections` is what its configuration says beyond [daemon].
 
-    def __init__(self, home: Path, name: str, sections: str = "") -> None:
+    `within` is put before its command, such as `ip netns exec NAME`.
+    """
+
+    def __init__(self, home: Path, name: str, sections: str = "", *, within: Sequence[str] = ()) -> None:
+        self.within = within
         self.home = home
         self.name = name
         home.mkdir(parents=True, exist_ok=True)
@@ -51,7 +56,7 @@ class Daemon:
 
     def command(self, *words: str) -> list[str]:
         """A command of deltad, run by the interpreter of the test."""
-        return [sys.executable, "-m", "deltad", *words]
+        return [*self.within, sys.executable, "-m", "deltad", *words]
 
     def start(self) -> Daemon:
         """Start it, and return once it has told its service manager that it is ready."""

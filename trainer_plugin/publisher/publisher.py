@@ -117,6 +117,7 @@ class Publisher:
         run: str,
         *,
         socket: Path | str = "/run/deltad/deltad.sock",
+        client: Client | None = None,
         files: Path | str | Mapping[str, bytes] | None = None,
         publish_as: PublishAs = "source",
         on_late: OnLate = "wait",
@@ -133,13 +134,14 @@ class Publisher:
     ) -> None:
         """Opening one sends nothing.
 
+        `socket` is that of this host's daemon; `client` talks to another one, such as a `[local]` over TLS.
         `files`: the directory of the model's config and tokenizer, or the files themselves; some rank has to have
         them. `baseline`: a directory for the copy of what was published; in memory without it. `rank`, `world`,
         `session` (a name that all ranks share) and `agree` (whether any rank says so) are those of
         torch.distributed where it is initialised.
         """
         self.run = run
-        self.client = Client(socket)
+        self.client = client or Client(socket)
         self.counters = Counters()
         self._files = _read_files(files)
         self._publish_as = publish_as
@@ -329,7 +331,10 @@ class Publisher:
             return None
         if self._uncertain:
             # The answer to a step was lost, or was an error: has it become a version all the same?
-            latest = self.client.latest(self.run)
+            try:
+                latest = self.client.latest(self.run)
+            except NotFoundError:
+                latest = None  # this host's daemon hands on, and does not pull the run
             if latest is None or parse_version(latest.version) != base.version:
                 return None
             self._uncertain = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,17 @@ LAYOUT = Layout(
 class Ranks:
     """A world of publishers that share what each step's weights are."""
 
-    def __init__(self, daemon: Daemon, world: int, session: str = "s", **how: Any) -> None:
+    def __init__(
+        self, daemon: Daemon, world: int, session: str = "s", hosts: Sequence[Daemon] = (), **how: Any
+    ) -> None:
+        """`hosts` are the daemons that ranks talk to, as many for each; without them it is `daemon` for all."""
         self.daemon = daemon
         self.world = world
+        hosts = hosts or (daemon,)
         self.publishers = [
             Publisher(
                 RUN,
-                socket=daemon.home / "deltad.sock",
+                socket=hosts[rank * len(hosts) // world].home / "deltad.sock",
                 files={"config.json": CONFIG} if rank == 0 else None,
                 rank=rank,
                 world=world,

@@ -101,6 +101,7 @@ def test_a_doubt_that_ends_leaves_everything_as_it_was(held: Held) -> None:
     held.trust("[[run]]\nid = 'other'\n")
     assert held.numbers() == [1, 2, 3]
     assert {Digest(edge.manifest) for edge in held.run.derived()} == set(held.edges)
+    assert all(held.store.objects.is_held(edge) for edge in held.edges)
     for published in held.versions:
         assert all(held.store.read(digest) == data for digest, data in published.objects.items())
 
@@ -110,6 +111,7 @@ def test_a_doubted_version_that_comes_anew_signed_is_held(held: Held) -> None:
     again = signed(held.versions[1], STRANGER)
     assert held.run.commit(again.data)
     assert held.numbers() == [2]
+    assert [version.number for version in held.run.doubts()] == [1, 3]
     held.store.close()
     held.store = Store.open(held.home / "store")
     assert held.run.record_bytes(again.version) == again.data, "and over a restart"

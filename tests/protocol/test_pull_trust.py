@@ -68,6 +68,7 @@ def test_a_record_that_no_publisher_signed_is_not_believed(chain: list[Published
     daemon = pulling(*chain[:-1], last)
     with pytest.raises(PeerError, match=TRAINER.public.id):
         daemon.notice(last)
+    assert TRAINER.public.id in str(daemon.pull.problem), "and that is what the run waits for"
     daemon.finish()
     assert daemon.commits == []
 

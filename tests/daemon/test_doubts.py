@@ -94,6 +94,13 @@ def test_the_newest_of_those_that_are_believed_is_the_latest(held: Held) -> None
     assert held.store.runs() == []
 
 
+def test_what_a_revoked_key_signed_is_not_held_any_more(held: Held) -> None:
+    held.trust()
+    held.trust(f'[[trust]]\nkey = "{TRAINER.public}"\nscope = "none"\n')
+    assert held.numbers() == []
+    assert f"found one of key {TRAINER.public.id}, which may not publish" in doubts_in_words(held.run)
+
+
 def test_a_doubt_that_ends_leaves_everything_as_it_was(held: Held) -> None:
     held.trust(f'[[trust]]\nkey = "{STRANGER.public}"\n')
     held.now += 10_000.0

@@ -60,7 +60,7 @@ AUDIT  := .venv-audit
 
 $(AUDIT)/.installed:
 	test -x $(AUDIT)/bin/python || $(PYTHON) -m venv $(AUDIT)
-	$(AUDIT)/bin/python -m pip install --quiet pip-audit==2.10.1 cyclonedx-bom==7.5.0 uv==0.13.9
+	$(AUDIT)/bin/python -m pip install --quiet --retries 1 --timeout 20 pip-audit==2.10.1 cyclonedx-bom==7.5.0 uv==0.13.9
 	touch $@
 
 lock: $(AUDIT)/.installed

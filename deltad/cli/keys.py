@@ -100,7 +100,7 @@ def show_keys(file: Path | None, config: Path | None, as_json: bool) -> None:
 @keys.command(short_help="Trust a public key.")
 @click.argument("key")
 @_CONFIG
-@click.option("--scope", type=click.Choice(["publish", "derive"]), multiple=True, help="What it may vouch for.")
+@click.option("--scope", type=click.Choice(["publish", "derive", "none"]), multiple=True, help="What it may vouch for.")
 @click.option("--run", "runs", multiple=True, metavar="RUN", help="The runs that it speaks for; all, if none is given.")
 @click.option("--name", default="", help="What it is called in messages.")
 @json_option

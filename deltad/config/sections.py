@@ -328,13 +328,14 @@ class TrustConfig:
 
     `key` (required): the public key, as `deltad keys show` prints it.
     `scope`: `publish` vouches for versions and for what their publisher derives; `derive` for derived edges alone:
-    skip deltas and anchors that a daemon made. Or a list of both. Default `["publish"]`.
+    skip deltas and anchors that a daemon made. Or a list of both. `none` vouches for nothing: the key is revoked, and
+    the run demands a signature all the same. Default `["publish"]`.
     `runs`: the run ids that it speaks for, or `["*"]` for all. Default `["*"]`.
     `name`: what it is called in messages. Default ``""``.
     """
 
     key: PublicKey = field(metadata=_reads(values.public_key))
-    scope: tuple[str, ...] = field(default=("publish",), metadata=_reads(values.choices("publish", "derive")))
+    scope: tuple[str, ...] = field(default=("publish",), metadata=_reads(values.choices("publish", "derive", "none")))
     runs: tuple[str, ...] = field(default=("*",), metadata=_reads(values.run_names))
     name: str = field(default="", metadata=_reads(values.words))
 

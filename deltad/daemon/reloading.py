@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from deltad.config import Config, load_config
+from deltad.config import Config, load_config, warnings
 from deltad.errors import DeltadError
 
 log = structlog.get_logger()
@@ -64,6 +64,8 @@ class Reloader:
 
     def _reload(self, path: Path) -> None:
         found = load_config(path)
+        for doubt in warnings(found):
+            log.warning("config_warning", warning=doubt)
         for apply in self._applies:
             apply(found)
         taken = replace(self.config, **{name: getattr(found, name) for name in _TAKEN_UP})

@@ -25,7 +25,8 @@ log = structlog.get_logger()
 def trust_list(config: Config) -> TrustList:
     """The keys of all `[[trust]]` sections."""
     return TrustList(
-        TrustedKey(trust.key, frozenset(map(Scope, trust.scope)), trust.runs, trust.name) for trust in config.trusts
+        TrustedKey(trust.key, frozenset(scope for scope in Scope if scope in trust.scope), trust.runs, trust.name)
+        for trust in config.trusts
     )
 
 

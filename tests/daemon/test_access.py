@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from deltad.client.messages import RegionReport, RunReport
 from deltad.local.binding import bind_unix_socket, may_connect
 from deltad.local.fleet import Fleet
 from deltad.local.server import LocalServer
@@ -106,11 +107,12 @@ class Served:
         self.operations = MemoryOperations(RUN, RunId("other"))
         self.operations.add(1)
         self.fleet = Fleet("a", "boot-1")
+        self.reports: list[RegionReport] = []
         door = Doorkeeper(lambda: ((f"token of {name}", who) for name, who in PRINCIPALS.items()))
         announcements = Announcements()
         self.local = LocalServer(self.store, self.operations, self.fleet, announcements, door=door).app()
         self.relay = RelayServer(
-            self.store, daemon="a", boot="b", door=door, announcements=announcements, on_report=lambda report: None
+            self.store, daemon="a", boot="b", door=door, announcements=announcements, on_report=self.reports.append
         ).app()
         self.socket = home / "deltad.sock"
         self.urls: dict[str, str] = {}
@@ -202,6 +204,14 @@ async def test_whoever_is_bound_to_runs_sees_no_other_in_a_list_and_reports_on_n
         for who, runs in (("reader of policy", [RUN]), ("reader of other", [])):
             _, data = await ask(session, "GET", url, {"Authorization": f"Bearer token of {who}"}, "")
             assert msgspec.json.decode(data)["runs"] == runs
+        said = {run: RunReport("", "", ()) for run in (RUN, "other")}
+        report = RegionReport("below", "b", 1, said, (RegionReport("deeper", "b", 1, said),))
+        body = msgspec.json.encode(report)
+        headers = {"Authorization": "Bearer token of reader of policy", SEAL: seal(body)}
+        async with session.post(served.urls["relay"] + "/v1/relay/report", data=body, headers=headers) as response:
+            assert response.status == 200
+    (taken,) = served.reports
+    assert [list(each.runs) for each in (taken, *taken.below)] == [[RUN], [RUN]]
 
 
 async def test_over_the_unix_socket_the_daemons_own_user_needs_no_token(served: Served) -> None:

@@ -94,6 +94,13 @@ def test_the_newest_of_those_that_are_believed_is_the_latest(held: Held) -> None
     assert held.store.runs() == []
 
 
+def test_what_a_revoked_key_signed_is_not_held_any_more(held: Held) -> None:
+    held.trust()
+    held.trust(f'[[trust]]\nkey = "{TRAINER.public}"\nscope = "none"\n')
+    assert held.numbers() == []
+    assert f"found one of key {TRAINER.public.id}, which may not publish" in doubts_in_words(held.run)
+
+
 def test_a_doubt_that_ends_leaves_everything_as_it_was(held: Held) -> None:
     held.trust(f'[[trust]]\nkey = "{STRANGER.public}"\n')
     held.now += 10_000.0
@@ -101,6 +108,7 @@ def test_a_doubt_that_ends_leaves_everything_as_it_was(held: Held) -> None:
     held.trust("[[run]]\nid = 'other'\n")
     assert held.numbers() == [1, 2, 3]
     assert {Digest(edge.manifest) for edge in held.run.derived()} == set(held.edges)
+    assert all(held.store.objects.is_held(edge) for edge in held.edges)
     for published in held.versions:
         assert all(held.store.read(digest) == data for digest, data in published.objects.items())
 
@@ -110,6 +118,7 @@ def test_a_doubted_version_that_comes_anew_signed_is_held(held: Held) -> None:
     again = signed(held.versions[1], STRANGER)
     assert held.run.commit(again.data)
     assert held.numbers() == [2]
+    assert [version.number for version in held.run.doubts()] == [1, 3]
     held.store.close()
     held.store = Store.open(held.home / "store")
     assert held.run.record_bytes(again.version) == again.data, "and over a restart"

@@ -57,6 +57,14 @@ def test_each_refusal_has_its_own_words(thing: VersionRecord | Manifest) -> None
         check(forged)  # type: ignore[arg-type]
 
 
+def test_a_revoked_key_vouches_for_nothing_and_its_run_demands_a_signature_all_the_same() -> None:
+    revoked = TrustList([TrustedKey(TRAINER.public, frozenset(), (RECORD.run,), "trainer")])
+    assert revoked.demands(RunId(RECORD.run))
+    for record in (RECORD, sign(RECORD, TRAINER)):
+        with pytest.raises(UntrustedError, match="none is trusted for that"):
+            revoked.check_record(record)
+
+
 def test_a_key_is_trusted_for_its_own_runs_alone() -> None:
     other = msgspec.structs.replace(RECORD, run="other")
     with pytest.raises(UntrustedError, match="none is trusted for that"):

@@ -279,13 +279,6 @@ def _next_index(records: RunStore, known: Index | None, most: int) -> Index | No
     if latest is None:
         return None
     edges = {entry.version: _kept(records, entry) for entry in (known.entries if known else ())}
-    if known is not None and records.find(known.newest) is None:
-        raise ConflictError(
-            f"pointer of {records.run}",
-            expected="a version that is held here as the newest in the bucket",
-            found=f"{known.newest}",
-            hint="the bucket is ahead of this store; give a store that was set back a prefix of its own",
-        )
     before = [version for version in edges if version < latest.version and records.find(version) is not None]
     needed = {latest.version}
     for variant in latest.variants:

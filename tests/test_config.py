@@ -79,6 +79,21 @@ token_file = "token"
 runs = ["other"]
 connections = 8
 
+[[bucket]]
+url = "s3://policies/prod/"
+publish = ["*"]
+pull = ["third"]
+credentials_file = "s3"
+poll = "500ms"
+grace = "24h"
+
+[[pace]]
+rate = "20MiB"
+run = "other"
+peer = "s3://policies/prod"
+since = "08:30"
+until = "20:00"
+
 [[fleet]]
 run = "other"
 
@@ -104,6 +119,9 @@ def home(tmp_path: Path) -> Path:
     (tmp_path / "trainer.token").write_text(f"{SECRET}{SECRET}")
     (tmp_path / "trainer.token").chmod(0o600)
     Authority(tmp_path / "ca").issue("a")
+    credentials = tmp_path / "s3"
+    credentials.write_text(f"AWS_SECRET_ACCESS_KEY={SECRET}\n")
+    credentials.chmod(0o600)
     key = tmp_path / "border.key"
     key.write_bytes(KEY.pem())
     key.chmod(0o600)
@@ -157,6 +175,12 @@ def test_every_key_is_understood(home: Path) -> None:
     assert (watch.run, watch.pattern, watch.publish_as) == ("policy", "global_step_{number}/actor", "bf16")
     assert (watch.quiet, watch.rescan, watch.on_conflict) == (0.5, 120.0, "new_epoch")
     assert (upstream.url, upstream.runs, upstream.connections) == ("http://border-b:7700", ("other",), 8)
+    [bucket], [pace] = config.buckets, config.paces
+    assert (bucket.url, bucket.publish, bucket.pull) == ("s3://policies/prod", ("*",), ("third",))
+    assert (bucket.poll, bucket.grace) == (0.5, 86_400.0)
+    assert bucket.credentials_file
+    assert bucket.credentials_file.read() == {"AWS_SECRET_ACCESS_KEY": SECRET}
+    assert (pace.rate, pace.run, pace.peer, pace.since, pace.until) == (20 << 20, "other", bucket.url, 510, 1200)
     assert (fleet.policy, fleet.verify) == ("each", "after_resume")
     assert config.signing
     assert config.signing.key_file.read().public == KEY.public
@@ -247,6 +271,8 @@ RUN = NAME + '[[run]]\nid = "r"\n'
 WATCH = RUN + '[[watch]]\nrun = "r"\ndirectory = "d"\n'
 UPSTREAM = NAME + '[[upstream]]\nurl = "http://b:1"\ntoken_file = "token"\n'
 LEAD = NAME + '[[lead]]\nrun = "policy"\nurl = "http://trainer-1:7702"\n'
+BUCKET = NAME + '[[bucket]]\nurl = "s3://b/p"\n'
+PACE = NAME + '[[pace]]\nrate = "1MiB"\n'
 FLEET = RUN + '[[fleet]]\nrun = "r"\n'
 
 
@@ -337,6 +363,24 @@ FLEET = RUN + '[[fleet]]\nrun = "r"\n'
         (UPSTREAM.replace("b:1", "[b"), "upstream[0].url", "found 'http://[b'"),
         (UPSTREAM.replace("http:", "htp:"), "upstream[0].url", "found 'htp://b:1'"),
         (UPSTREAM.replace("b:1", "b /"), "upstream[0].url", "a URL such as"),
+        (BUCKET, "bucket[0]", "`publish` or `pull`, or both, found neither"),
+        (BUCKET + 'pull = ["r"]\n' + BUCKET.removeprefix(NAME), "bucket[1].url", "again"),
+        (BUCKET + 'pull = "r"\n', "bucket[0].pull", "a list of run ids"),
+        (BUCKET + 'publish = ["r"]\n', "bucket[0].publish", "a run that a [[run]] declares"),
+        (RUN + BUCKET.removeprefix(NAME) + 'publish = ["*"]\npull = ["r"]\n', "bucket[0].pull", "other runs than"),
+        (RUN + BUCKET.removeprefix(NAME) + 'publish = ["r"]\npull = ["*"]\n', "bucket[0].pull", "other runs than"),
+        (BUCKET.replace("s3:", "http:"), "bucket[0].url", "'s3://bucket/prefix'"),
+        (BUCKET.replace("s3:", "memory:"), "bucket[0].url", "'s3://bucket/prefix'"),
+        (BUCKET.replace("/p", "/../p"), "bucket[0].url", "'s3://bucket/prefix'"),
+        (BUCKET.replace("s3://b/p", "file://"), "bucket[0].url", "'s3://bucket/prefix'"),
+        (BUCKET + 'pull = ["r"]\ncredentials_file = "nowhere"\n', "", "expected a readable file"),
+        (NAME + "[[pace]]\n", "pace[0].rate", "no such key"),
+        (PACE.replace("1MiB", "1023KiB"), "pace[0].rate", "a size of at least 1MiB"),
+        (PACE + 'run = "R"\n', "pace[0].run", "a-z"),
+        (PACE + 'peer = "http://b:1"\n', "pace[0].peer", "the url of an [[upstream]] or [[bucket]]"),
+        (UPSTREAM + PACE.removeprefix(NAME) + 'peer = "http://b:2"\n', "pace[0].peer", "is 'http://b:1'"),
+        (PACE + 'since = "8:00"\n', "pace[0].since", "'08:30'"),
+        (PACE + 'until = "24:00"\n', "pace[0].until", "'08:30'"),
         (FLEET + 'policy = "all"\n', "fleet[0].policy", "'each'"),
         (FLEET + 'verify = "never"\n', "fleet[0].verify", "'after_resume'"),
         (NAME + '[[fleet]]\nrun = "r"\n', "fleet[0].run", "a run that a [[run]] declares"),
@@ -372,6 +416,9 @@ def test_what_is_not_understood_is_refused_with_file_key_and_advice(
 def test_what_may_be_a_secret_in_a_url_is_refused_without_repeating_it(home: Path, url: str) -> None:
     error = refusal(home, UPSTREAM.replace("http://b:1", url))
     assert "upstream[0].url" in str(error)
+    assert SECRET not in str(error)
+    error = refusal(home, BUCKET.replace("s3://b/p", url.replace("http:", "s3:").replace(":99999", "")))
+    assert "bucket[0].url" in str(error)
     assert SECRET not in str(error)
 
 

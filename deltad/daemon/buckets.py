@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
@@ -79,7 +80,8 @@ def bucket_puller(home: Home, config: BucketConfig, policy: PullerPolicy) -> Pul
         region_report=home.region_report,
         on_committed=home.on_pulled,
         limits=home.limits,
-        policy=policy,
+        # Each look at which runs there are takes a listing, which costs as much as a write.
+        policy=replace(policy, hello=max(policy.hello, 5 * config.poll)),
         pacer=home.pacer,
         on_received=lambda received: home.metrics.received(config.url, received),
         on_failure=lambda error: home.metrics.pull_failed(config.url, error),
@@ -119,12 +121,10 @@ class Twins:
         """Bring what is new, and sweep now and then, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            try:
-                for run in self._runs():
-                    await self._advance(run)
-                await self._sweep_when_due()
-            except DeltadError as error:
-                self._note(error)
+            troubles = [trouble for run in self._runs() if (trouble := await self._tried(self._advance(run)))]
+            troubles += [trouble for trouble in [await self._tried(self._sweep_when_due())] if trouble]
+            if troubles:
+                self.problem = "; ".join(dict.fromkeys(troubles))
                 await asyncio.sleep(self._backoff.failed(loop.time()) - loop.time())
                 continue
             self.problem = ""
@@ -179,11 +179,16 @@ class Twins:
             await self._sweep.run()
             self._swept_at = now
 
-    def _note(self, error: DeltadError) -> None:
-        self._home.metrics.bucket_failed(self.url, error)
-        if str(error) != self.problem:
-            log.warning("bucket_trouble", bucket=self.url, kind=error.kind, error=str(error))
-        self.problem = str(error)
+    async def _tried(self, work: Awaitable[None]) -> str:
+        """What went wrong with it, in words; so that one run's trouble does not hold up the others."""
+        try:
+            await work
+        except DeltadError as error:
+            self._home.metrics.bucket_failed(self.url, error)
+            if str(error) not in self.problem:
+                log.warning("bucket_trouble", bucket=self.url, kind=error.kind, error=str(error))
+            return str(error)
+        return ""
 
 
 def _settings(config: BucketConfig) -> Callable[[], dict[str, str]]:

@@ -249,6 +249,25 @@ async def test_of_two_who_write_at_once_the_slower_one_changes_nothing(origin: S
     assert await zombie.advance(RUN) is None, "it has read it anew, and nothing is new"
 
 
+async def test_a_bucket_that_was_away_while_its_newest_version_was_let_go_goes_on_from_an_anchor(
+    origin: Store, memory: ObstoreBucket, tmp_path: Path
+) -> None:
+    lineage = Lineage()
+    versions = [lineage.publish(anchor=i == 3) for i in range(5)]
+    versions[0].commit_into(origin)
+    twin = twin_of(origin, memory)
+    await twin.advance(RUN)
+    for version in versions[1:]:
+        version.commit_into(origin)
+    origin.run(RUN).sift(lambda candidates: [c.record.version for c in candidates][:3])
+    await twin.advance(RUN)
+    index = await pointer(memory)
+    assert index is not None
+    assert [entry.version.number for entry in index.entries] == [4, 5]
+    async with reader(tmp_path / "b", memory) as newcomer:
+        await newcomer.reaches(versions[4].version)
+
+
 async def test_a_twin_leases_the_newest_version_that_it_has_and_so_holds_up_no_retention(
     origin: Store, memory: ObstoreBucket
 ) -> None:

@@ -28,7 +28,7 @@ from deltad.errors import (
     PeerError,
     UnavailableError,
 )
-from deltad.store.bucket.port import Found, Stamp
+from deltad.store.bucket.port import PART_BYTES, Found, Stamp
 
 try:
     import obstore
@@ -38,8 +38,6 @@ except ModuleNotFoundError as missing:  # the rest of deltad works without it
         "object storage", expected="the package obstore", found="none", hint="run `pip install 'deltad[s3]'`"
     ) from missing
 
-PART_BYTES = 8 << 20
-"""What is larger goes up in parts of this size."""
 _PIECE_BYTES = 64 << 10
 _LEAST_RATE = 64 << 10
 """An upload that is slower than this, in bytes a second, has stalled: nobody tells how far one has come."""

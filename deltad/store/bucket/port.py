@@ -11,6 +11,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+PART_BYTES = 8 << 20
+"""What is larger goes up in parts of this size."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stamp:

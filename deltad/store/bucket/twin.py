@@ -40,11 +40,10 @@ from deltad.store.bucket.index import (
     parse_owner,
     pointer_key,
 )
-from deltad.store.bucket.obstore import PART_BYTES
-from deltad.store.bucket.port import Bucket, Stamp
+from deltad.store.bucket.port import PART_BYTES, Bucket, Stamp
 from deltad.store.runs import RunStore
 from deltad.store.store import Store
-from deltad.types import Digest, RunId, Version
+from deltad.types import DIGEST_BYTES, Digest, RunId, Version
 
 log = structlog.get_logger()
 
@@ -96,6 +95,8 @@ class Twin:
         self._on_sent = on_sent
         self._claimed: Stamp | None = None
         self._known: dict[RunId, _Known] = {}
+        self._led: dict[RunId, dict[bytes, bytes]] = {}
+        """Of what pointers name, what it leads to, so that a sweep reads only what is new."""
 
     async def claim(self) -> None:
         """Say that this life of this daemon writes here. Raises ConflictError where another daemon does."""
@@ -193,20 +194,34 @@ class Twin:
 
         Raises IntegrityError, FormatError or NotFoundError where one of those is damaged or gone.
         """
-        limits, found = self._store.limits, set[Digest]()
+        run = RunId(index.run)
+        known, self._led[run] = self._led.get(run, {}), {}
         for entry in index.entries:
-            found.add(Digest(entry.record))
-            record = decode_record(await self._content(entry.record, entry.size), limits=limits)
-            for variant in record.variants:
-                layout = decode_layout(await self._content(variant.layout, variant.layout_size), limits=limits)
-                found |= {Digest(variant.layout), *(Digest(file.digest) for file in layout.files)}
-                for edge in (edge for edge in entry.edges if edge.variant == variant.name):
-                    manifest = decode_manifest(await self._content(edge.manifest, edge.size), limits=limits)
-                    found.add(Digest(edge.manifest))
-                    for page in manifest.pages:
-                        chunks = decode_page(await self._content(page.digest, page.size), page, layout, limits=limits)
-                        found |= {Digest(page.digest), *(Digest(chunk.digest) for chunk in chunks)}
-        return found
+            parts = (entry.record, *(edge.manifest for edge in entry.edges))
+            if not all(part in known for part in parts):
+                known |= await self._learn(run, entry)
+            self._led[run] |= {part: known[part] for part in parts}
+        packed = b"".join(self._led[run].values())
+        return {Digest(packed[at : at + DIGEST_BYTES]) for at in range(0, len(packed), DIGEST_BYTES)}
+
+    async def _learn(self, run: RunId, entry: Entry) -> dict[bytes, bytes]:
+        """What a record, without its edges, and the manifest of each edge lead to: digests, one behind the other."""
+        limits = self._store.limits
+        held = self._store.run(run).find(entry.version)
+        if held is None or held.digest != entry.record:
+            held = decode_record(await self._content(entry.record, entry.size), limits=limits)
+        led = {entry.record: entry.record}
+        for variant in held.variants:
+            layout = decode_layout(await self._content(variant.layout, variant.layout_size), limits=limits)
+            led[entry.record] += variant.layout + b"".join(file.digest for file in layout.files)
+            for edge in (edge for edge in entry.edges if edge.variant == variant.name):
+                manifest = decode_manifest(await self._content(edge.manifest, edge.size), limits=limits)
+                found = [edge.manifest]
+                for page in manifest.pages:
+                    chunks = decode_page(await self._content(page.digest, page.size), page, layout, limits=limits)
+                    found += [page.digest, *(chunk.digest for chunk in chunks)]
+                led[edge.manifest] = b"".join(found)
+        return led
 
     async def _content(self, digest: bytes, most: int) -> bytes:
         key = object_key(digest)
@@ -264,13 +279,6 @@ def _next_index(records: RunStore, known: Index | None, most: int) -> Index | No
     if latest is None:
         return None
     edges = {entry.version: _kept(records, entry) for entry in (known.entries if known else ())}
-    if known is not None and records.find(known.newest) is None:
-        raise ConflictError(
-            f"pointer of {records.run}",
-            expected="a version that is held here as the newest in the bucket",
-            found=f"{known.newest}",
-            hint="the bucket is ahead of this store; give a store that was set back a prefix of its own",
-        )
     before = [version for version in edges if version < latest.version and records.find(version) is not None]
     needed = {latest.version}
     for variant in latest.variants:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from deltad.errors import ConflictError, NotFoundError, PeerError
-from deltad.store.bucket.obstore import PART_BYTES, ObstoreBucket
-from deltad.store.bucket.port import Bucket, Stamp
+from deltad.store.bucket.obstore import ObstoreBucket
+from deltad.store.bucket.port import PART_BYTES, Bucket, Stamp
 
 MOST = 1 << 20
 

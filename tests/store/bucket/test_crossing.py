@@ -9,7 +9,8 @@ from deltad.delta.encoding import sha256
 from deltad.limits import DEFAULT_LIMITS
 from deltad.relay.bucket_client import BucketClient
 from deltad.store.bucket.index import OBJECTS, object_key
-from deltad.store.bucket.obstore import PART_BYTES, ObstoreBucket
+from deltad.store.bucket.obstore import ObstoreBucket
+from deltad.store.bucket.port import PART_BYTES
 from deltad.store.bucket.sweep import Sweep
 from deltad.store.bucket.twin import Twin
 from deltad.store.store import Store

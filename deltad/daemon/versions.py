@@ -63,6 +63,7 @@ class Versions:
         self._publishing = asyncio.Lock()
         self._described: dict[Version, VersionInfo] = {}
         self._unreadable: set[Version] = set()
+        """Those of which it was said that their description is damaged; they are tried again each time."""
         self._weight_bytes: dict[bytes, int] = {}
         self._mirrors: dict[str, Mirror] = {}
         self._inverses: dict[str, Inverses] = {}
@@ -88,15 +89,15 @@ class Versions:
 
     def all(self) -> list[VersionInfo]:
         """Ascending, without those whose description is damaged on this disk."""
-        found = []
+        found, unreadable = [], set()
         for record in self.records.records():
-            if record.version in self._unreadable:
-                continue
             try:
                 found.append(self.info(record.version))
             except (IntegrityError, NotFoundError, FormatError) as error:
-                self._unreadable.add(record.version)
-                log.error("version_unreadable", version=str(record.id), error=str(error))
+                unreadable.add(record.version)
+                if record.version not in self._unreadable:
+                    log.error("version_unreadable", version=str(record.id), error=str(error))
+        self._unreadable = unreadable
         return found
 
     def latest(self) -> VersionInfo | None:

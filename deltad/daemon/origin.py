@@ -19,7 +19,7 @@ from typing import TypedDict, Unpack
 import structlog
 
 from deltad.checkpoint.aligned import Aligned
-from deltad.checkpoint.baseline import keep_baseline, open_baseline
+from deltad.checkpoint.baseline import drop_replaced, keep_baseline, open_baseline
 from deltad.checkpoint.directory import Checkpoint, open_checkpoint, require_config
 from deltad.client.messages import Seconds
 from deltad.daemon.break_even import may_win, smaller_anchor
@@ -167,6 +167,13 @@ class Origin:
         seconds = Seconds(settle=how.get("settle", 0.0), encode=time.monotonic() - started)
         is_anchor = record.variants[0].edges[0].kind is EdgeKind.ANCHOR
         return Published(record, already=False, seconds=seconds, coding=None if is_anchor else coding)
+
+    def tidy(self) -> None:
+        """Remove what the last publish left behind: the files of the baseline that it replaced.
+
+        Not while another one is under way; left undone, the next publish does it.
+        """
+        drop_replaced(self._baseline, self._store.files)
 
     @contextmanager
     def _beginning(self, base: VersionId | None) -> Iterator[VersionRecord | None]:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import structlog
 
@@ -68,8 +68,8 @@ class Versions:
         self._mirrors: dict[str, Mirror] = {}
         self._inverses: dict[str, Inverses] = {}
         self._on_change = on_change
-        self.deeds: set[asyncio.Task[Published]] = set()
-        """Publishes that are under way; a drain waits for them."""
+        self.deeds: set[asyncio.Task[Any]] = set()
+        """Publishes that are under way, and what follows them; a drain waits for them."""
 
     def info(self, version: Version) -> VersionInfo:
         """Raises NotFoundError for a version that is not held, IntegrityError for a damaged description."""
@@ -120,9 +120,12 @@ class Versions:
     async def publish(self, origin: Origin, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
         """See `Origin.publish`. What has begun goes on to its end, whatever becomes of the caller."""
         deed = asyncio.create_task(self._publish(origin, directory, number, **how))
+        self._watch(deed)
+        return await asyncio.shield(deed)
+
+    def _watch(self, deed: asyncio.Task[Any]) -> None:
         self.deeds.add(deed)
         deed.add_done_callback(self.deeds.discard)
-        return await asyncio.shield(deed)
 
     async def _publish(self, origin: Origin, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
         async with self._publishing:
@@ -132,7 +135,13 @@ class Versions:
             if published.coding:
                 note = Note(note.seconds, coder=published.coding.mode, coder_reason=published.coding.reason)
             self.note(published.record.version, note)
+            self._watch(asyncio.create_task(self._tidy(origin)))
         return published
+
+    async def _tidy(self, origin: Origin) -> None:
+        """After a publish, when whoever asked for it has been told."""
+        async with self._publishing:
+            await asyncio.to_thread(origin.tidy)
 
     async def export(self, version: Version, variant: Variant | None, directory: Path) -> str:
         """Write a version at `directory`, which must be absent or empty; returns its root in hex."""

@@ -1,6 +1,6 @@
 """Checkpoint directories: reading what trainers write, and writing what engines load."""
 
-from deltad.checkpoint.baseline import keep_baseline, open_baseline
+from deltad.checkpoint.baseline import drop_replaced, keep_baseline, open_baseline
 from deltad.checkpoint.directory import Checkpoint, check_complete, open_checkpoint
 from deltad.checkpoint.files import FileStamp, Fingerprint, fingerprint
 from deltad.checkpoint.writer import CheckpointWriter
@@ -11,6 +11,7 @@ __all__ = [
     "FileStamp",
     "Fingerprint",
     "check_complete",
+    "drop_replaced",
     "fingerprint",
     "keep_baseline",
     "open_baseline",

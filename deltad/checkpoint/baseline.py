@@ -5,7 +5,8 @@ a trainer that overwrites in place changes what a hard link shows. Owns one inva
 opened only while size, time of change and inode of every file are those that were recorded when it was kept.
 Whoever reads it still compares its sums with the published ones.
 
-Killed while keeping: a directory without a record is left. It is never opened, and the next keep replaces it.
+Killed while keeping: a directory without a record is left, or one that was replaced. Neither is ever opened, and the
+next keep replaces or removes it.
 """
 
 from __future__ import annotations
@@ -34,12 +35,17 @@ class _Record(msgspec.Struct, frozen=True):
 def keep_baseline(checkpoint: Checkpoint, directory: Path, version: str, *, files: FileSystem = DISK) -> bool:
     """Keep a checkpoint's files in `directory` as the baseline that is `version`, without copying them.
 
-    Hard links, else reflinks. Replaces what `directory` held. False, leaving no directory, where neither
-    works, or where the files are not those that were opened any more.
+    Hard links, else reflinks. Replaces what `directory` held, whose files stay beside it until `drop_replaced`. False,
+    leaving no directory, where neither works, or where the files are not those that were opened any more.
     """
-    remove_tree(directory, files)
+    drop_replaced(directory, files)
     try:
-        make_directory(directory, files)
+        files.rename(directory, _replaced(directory))
+    except OSError:
+        remove_tree(directory, files)  # which is not there, as a rule
+    try:
+        make_directory(directory.parent, files)
+        files.mkdir(directory)
         stamps = [_keep(source, directory, stamp, files) for source, stamp in checkpoint.file_stamps().items()]
         if None not in stamps:
             kept = tuple((s.name, s.size, s.mtime_ns, s.inode) for s in stamps if s is not None)
@@ -55,6 +61,19 @@ def keep_baseline(checkpoint: Checkpoint, directory: Path, version: str, *, file
         pass  # the file was removed meanwhile, or the disk is full: a baseline is an economy, never a need
     remove_tree(directory, files)
     return False
+
+
+def drop_replaced(directory: Path, files: FileSystem = DISK) -> None:
+    """Remove the files of the baseline that was replaced last.
+
+    Where the trainer has pruned that checkpoint, these names are its last: then this frees its blocks, which takes as
+    long as a good part of a publish, and is nothing that anybody has to wait for.
+    """
+    remove_tree(_replaced(directory), files)
+
+
+def _replaced(directory: Path) -> Path:
+    return directory.with_name(directory.name + ".replaced")
 
 
 def open_baseline(

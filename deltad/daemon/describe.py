@@ -8,6 +8,7 @@ from deltad.client.messages import PinInfo, Step, VersionInfo
 from deltad.daemon.notes import Note
 from deltad.delta.coding import coder_name
 from deltad.delta.record import VersionRecord
+from deltad.errors import IntegrityError
 from deltad.store.derived import edge_bytes
 from deltad.store.path import Hop
 from deltad.store.pins import Pin
@@ -71,7 +72,8 @@ def coder_names(coders: Sequence[int]) -> str:
 def describe_step(run: RunStore, hop: Hop, variant: str) -> Step:
     """One delta on a replica's way."""
     base = hop.edge.base
-    assert base is not None, "a replica's way is made of deltas"
+    if base is None:
+        raise IntegrityError(f"the way to {hop.record.id}", expected="deltas alone", found="an anchor")
     return Step(
         version=str(hop.record.version),
         root=hop.record.variant(variant).root.hex(),

@@ -20,7 +20,7 @@ import numpy as np
 import structlog
 
 from deltad.checkpoint.aligned import Aligned
-from deltad.checkpoint.baseline import keep_baseline, open_baseline
+from deltad.checkpoint.baseline import drop_replaced, keep_baseline, open_baseline
 from deltad.checkpoint.directory import Checkpoint, open_checkpoint, require_config
 from deltad.client.messages import Seconds
 from deltad.daemon.break_even import may_win, smaller_anchor
@@ -43,7 +43,7 @@ from deltad.store.disk import remove_tree
 from deltad.store.edge_chunks import store_chunks, store_pages
 from deltad.store.leases import READ_SECONDS
 from deltad.store.mirror import Mirror
-from deltad.store.needs import unreachable
+from deltad.store.needs import Unreachable
 from deltad.store.store import Store
 from deltad.types import Digest, RunId, Variant, Version, VersionId
 
@@ -140,6 +140,7 @@ class Origin:
         self._threads = threads
         self._key = key
         self._mirror = mirror or Mirror(store, self._run, variant, backend, threads=threads)
+        self._unreachable = Unreachable(store, run)
         self._baseline = self._run.directory / "baseline" / variant
 
     def publish(self, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
@@ -231,6 +232,13 @@ class Origin:
         self._run.commit(record.encode())
         seconds = Seconds(settle=how.get("settle", 0.0), encode=time.monotonic() - started)
         return Published(record, already=False, seconds=seconds, coding=how.get("coding"))
+
+    def tidy(self) -> None:
+        """Remove what the last publish left behind: the files of the baseline that it replaced.
+
+        Not while another one is under way; left undone, the next publish does it.
+        """
+        drop_replaced(self._baseline, self._store.files)
 
     @contextmanager
     def _beginning(self, base: VersionId | None) -> Iterator[VersionRecord | None]:
@@ -381,9 +389,8 @@ class Origin:
         before = place.mirror.layout(parent)
         if before.table_digest != checkpoint.layout.table_digest:
             return self._anchor(checkpoint, version, what_changed(before, checkpoint, str(parent.id)))
-        if parent.run == self._run.run and parent.version in unreachable(
-            self._store, self._run.run, self._store.objects.quarantine.damaged()
-        ):
+        damaged = self._store.objects.quarantine.damaged()
+        if parent.run == self._run.run and parent.version in self._unreachable.without(damaged):
             return self._anchor(checkpoint, version, f"what leads newcomers to {parent.version} is damaged")
         try:
             manifest = self._delta_from_any_baseline(checkpoint, place, parent, mode)
@@ -403,6 +410,8 @@ class Origin:
         except BaseMismatchError as error:
             # The kept files are not what was published. The mirror is rebuilt from the store, whose
             # every byte is checked, and this checkpoint is compared with that instead.
+            if not self._keeps(parent):
+                raise
             log.warning("baseline_damaged", run=self._run.run, error=str(error))
             remove_tree(self._baseline, self._store.files)
             return self._delta(checkpoint, place, parent, mode)
@@ -425,12 +434,20 @@ class Origin:
 
     def _base(self, stack: ExitStack, layout: Layout, place: _Place, parent: VersionRecord) -> Weights:
         """The weights of the version that a delta is made on, until `stack` ends."""
-        if parent.run != self._run.run:
+        base = self.baseline(parent) if parent.run == self._run.run else None
+        if base is None and parent != self._run.latest():
+            # The mirror stays where it is: it never goes back.
             return stack.enter_context(place.mirror.state(parent))
-        base = self.baseline(parent)
         if base is None:
             base = open_checkpoint(self._mirror.advance(parent))
         return Aligned(layout, stack.enter_context(base))
+
+    def _keeps(self, record: VersionRecord) -> bool:
+        """Whether the kept checkpoint is this version's, and is what deltas from it are made on."""
+        if record.run != self._run.run or (kept := self.baseline(record)) is None:
+            return False
+        kept.close()
+        return True
 
     def _anchor(self, checkpoint: Checkpoint, version: Version, reason: str) -> Manifest:
         log.info("anchor_cut", run=self._run.run, version=str(version), reason=reason)

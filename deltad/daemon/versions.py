@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import structlog
 
@@ -65,12 +65,13 @@ class Versions:
         self._publishing = asyncio.Lock()
         self._described: dict[Version, VersionInfo] = {}
         self._unreadable: set[Version] = set()
+        """Those of which it was said that their description is damaged; they are tried again each time."""
         self._weight_bytes: dict[bytes, int] = {}
         self._mirrors: dict[str, Mirror] = {}
         self._inverses: dict[str, Inverses] = {}
         self._on_change = on_change
-        self.deeds: set[asyncio.Task[Published]] = set()
-        """Publishes that are under way; a drain waits for them."""
+        self.deeds: set[asyncio.Task[Any]] = set()
+        """Publishes that are under way, and what follows them; a drain waits for them."""
 
     def info(self, version: Version) -> VersionInfo:
         """Raises NotFoundError for a version that is not held, IntegrityError for a damaged description."""
@@ -90,15 +91,15 @@ class Versions:
 
     def all(self) -> list[VersionInfo]:
         """Ascending, without those whose description is damaged on this disk."""
-        found = []
+        found, unreadable = [], set()
         for record in self.records.records():
-            if record.version in self._unreadable:
-                continue
             try:
                 found.append(self.info(record.version))
             except (IntegrityError, NotFoundError, FormatError) as error:
-                self._unreadable.add(record.version)
-                log.error("version_unreadable", version=str(record.id), error=str(error))
+                unreadable.add(record.version)
+                if record.version not in self._unreadable:
+                    log.error("version_unreadable", version=str(record.id), error=str(error))
+        self._unreadable = unreadable
         return found
 
     def latest(self) -> VersionInfo | None:
@@ -120,21 +121,24 @@ class Versions:
 
     async def publish(self, origin: Origin, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
         """See `Origin.publish`. What has begun goes on to its end, whatever becomes of the caller."""
-        return await self._do(lambda: origin.publish(directory, number, **how))
+        return await self._do(origin, lambda: origin.publish(directory, number, **how))
 
     async def publish_handed(
         self, origin: Origin, handed: Handed, number: int, **how: Unpack[PublishOptions]
     ) -> Published:
         """See `Origin.publish_handed`, and `publish`."""
-        return await self._do(lambda: origin.publish_handed(handed, number, **how))
+        return await self._do(origin, lambda: origin.publish_handed(handed, number, **how))
 
-    async def _do(self, publish: Callable[[], Published]) -> Published:
-        deed = asyncio.create_task(self._publish(publish))
-        self.deeds.add(deed)
-        deed.add_done_callback(self.deeds.discard)
+    async def _do(self, origin: Origin, publish: Callable[[], Published]) -> Published:
+        deed = asyncio.create_task(self._publish(origin, publish))
+        self._watch(deed)
         return await asyncio.shield(deed)
 
-    async def _publish(self, publish: Callable[[], Published]) -> Published:
+    def _watch(self, deed: asyncio.Task[Any]) -> None:
+        self.deeds.add(deed)
+        deed.add_done_callback(self.deeds.discard)
+
+    async def _publish(self, origin: Origin, publish: Callable[[], Published]) -> Published:
         async with self._publishing:
             published = await asyncio.to_thread(publish)
         if not published.already:
@@ -142,7 +146,13 @@ class Versions:
             if published.coding:
                 note = Note(note.seconds, coder=published.coding.mode, coder_reason=published.coding.reason)
             self.note(published.record.version, note)
+            self._watch(asyncio.create_task(self._tidy(origin)))
         return published
+
+    async def _tidy(self, origin: Origin) -> None:
+        """After a publish, when whoever asked for it has been told."""
+        async with self._publishing:
+            await asyncio.to_thread(origin.tidy)
 
     async def export(self, version: Version, variant: Variant | None, directory: Path) -> str:
         """Write a version at `directory`, which must be absent or empty; returns its root in hex."""

@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
+import structlog
 
 from deltad.checkpoint.aligned import Aligned
 from deltad.checkpoint.directory import open_checkpoint
@@ -41,7 +42,9 @@ from deltad.store.path import Hop
 from deltad.store.path import Path as EdgePath
 from deltad.store.runs import RunStore
 from deltad.store.store import Store
-from deltad.types import DIGEST_BYTES, Digest, Variant, Version, VersionId
+from deltad.types import DIGEST_BYTES, Digest, RunId, Variant, Version, VersionId
+
+log = structlog.get_logger()
 
 _GENERATION = re.compile(r"e([0-9]{6,})-v([0-9]{6,})", re.ASCII)
 _OWN = re.compile(r"\.{0,2}e[0-9]{6,}-v[0-9]{6,}(\.[0-9a-f]{32}){0,2}(\.removed)?", re.ASCII)
@@ -74,6 +77,10 @@ class Mirror:
         """The most edges that a reader went through since the last advance."""
 
     @property
+    def run(self) -> RunId:
+        return self._run.run
+
+    @property
     def variant(self) -> Variant:
         return self._variant
 
@@ -97,10 +104,6 @@ class Mirror:
             other = Mirror(self._store, self._store.run(run), self._variant, self._backend)
             starts |= {VersionId(run, version): path for version, path in other.generations().items()}
         return starts
-
-    def tail(self, record: VersionRecord) -> int:
-        """How many edges lie between the nearest generation (or anchor) and `record`."""
-        return len(self._path(record).hops)
 
     def advance(self, record: VersionRecord) -> Path:
         """Make `record`'s version the base generation and drop the older ones; returns its directory."""
@@ -226,23 +229,31 @@ class Mirror:
         FormatError if what leads to the version is not whole either, StoreFullError or StoreError; then the damaged
         generation is still there.
         """
-        record, damaged = self._run.record(version), self._generation(version)
-        aside = damaged.with_name(f".{damaged.name}.{uuid.uuid4().hex}")
+        record = self._run.record(version)
         holder = f"the renewal of {self.name} at {version}"
         self._run.lease(holder, version, _RENEW_SECONDS)
         try:
             with self._lock:
-                return self._renew(record, damaged, aside)
+                # Looked up only now: while this one waited for the lock, the mirror may have advanced.
+                return self._renew(record, self._generation(version))
         except OSError as error:
-            raise store_error(error, damaged, 0, self._files) from error
+            raise store_error(error, self._directory, 0, self._files) from error
         finally:
             self._store.leases.release(holder)
+
+    def _renew(self, record: VersionRecord, damaged: Path) -> list[str]:
+        starts = self._starts()
+        starts.pop(record.id, None)
+        aside = damaged.with_name(f".{damaged.name}.{uuid.uuid4().hex}")
+        try:
+            return self._renew_from(starts, record, damaged, aside)
+        finally:
             remove_tree(aside, self._files)
 
-    def _renew(self, record: VersionRecord, damaged: Path, aside: Path) -> list[str]:
-        starts = self._starts()
-        del starts[record.id]
-        self._build_along(self._path(record, starts), starts, record, aside)
+    def _renew_from(
+        self, starts: dict[VersionId, Path], record: VersionRecord, damaged: Path, aside: Path
+    ) -> list[str]:
+        self._build_from(starts, record, aside)
         try:
             wrong = differences(self.layout(record), damaged, aside)
         except (CheckpointError, FormatError, IntegrityError) as error:
@@ -287,28 +298,60 @@ class Mirror:
         data = self._store.read(Digest(record.variant(self._variant).layout))
         return decode_layout(data, limits=self._store.limits)
 
-    def _path(self, record: VersionRecord, starts: Collection[VersionId] | None = None) -> EdgePath:
+    def _path(
+        self, record: VersionRecord, starts: Collection[VersionId] | None = None, avoid: Collection[Digest] = ()
+    ) -> EdgePath:
         """From one of `starts`, all generations if they are not given."""
         starts = self._starts() if starts is None else starts
         mine = [start.version for start in starts if start.run == self._run.run]
         elsewhere = [start for start in starts if start.run != self._run.run]
-        return self._run.path(record, self._variant, mine, elsewhere=elsewhere)
+        return self._run.path(record, self._variant, mine, elsewhere=elsewhere, avoid=avoid)
 
     def _build(self, record: VersionRecord, directory: Path) -> Digest:
         starts = self._starts()
+        ours = {start: path for start, path in starts.items() if start.run == self._run.run}
+        root = self._build_from(starts, record, directory)
+        # Without them it was built, and not with them. Only now, that there is another one, they may go.
+        for start in ours.keys() - starts.keys():
+            if ours[start] != directory and self._files.entry(ours[start]) is not None:
+                _discard(ours[start], self._files)
+        return root
+
+    def _build_from(self, starts: dict[VersionId, Path], record: VersionRecord, directory: Path) -> Digest:
+        """Build along the cheapest path, or else the next; those of `starts` that led nowhere are taken out of it.
+
+        What can be wrong along a path, though every byte of every edge is checked, is an edge that was derived and
+        leads elsewhere, or the generation, which is damaged, or another run's and gone. They are done without in this
+        order. Raises what the last attempt raised.
+        """
+        avoid: frozenset[Digest] = frozenset()
+        path = self._path(record, starts)
         while True:
-            path = self._path(record, starts)
             try:
                 return self._build_along(path, starts, record, directory)
-            except (IntegrityError, CheckpointError, FormatError):
-                if path.start is None:
+            except (IntegrityError, CheckpointError, FormatError) as error:
+                doubtful = avoid | self._run.derived_on(path)
+                other = self._path_without(doubtful, record, starts) if doubtful > avoid else None
+                if other is not None:
+                    avoid = doubtful
+                elif path.start is not None:
+                    del starts[path.start]
+                    other = self._path_without(avoid, record, starts)
+                    if other is None and avoid:
+                        avoid = frozenset()
+                        other = self._path_without(avoid, record, starts)
+                if other is None:
                     raise
-                # The generation that it started from is damaged, so that sums come out wrong or a delta cannot be
-                # read beside it; or it was another run's and is gone. The deltas and the anchor are still checked
-                # byte by byte: build from those, and let go of a generation of our own.
-                generation = starts.pop(path.start)
-                if path.start.run == self._run.run and self._files.entry(generation) is not None:
-                    _discard(generation, self._files)
+                log.warning("built_another_way", version=str(record.id), variant=self._variant, error=str(error))
+                path = other
+
+    def _path_without(
+        self, avoid: Collection[Digest], record: VersionRecord, starts: Collection[VersionId]
+    ) -> EdgePath | None:
+        try:
+            return self._path(record, starts, avoid)
+        except NotFoundError:
+            return None
 
     def _build_along(
         self, path: EdgePath, starts: Mapping[VersionId, Path], record: VersionRecord, directory: Path

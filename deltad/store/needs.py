@@ -47,21 +47,62 @@ def find_needs(store: Store, digests: Collection[Digest]) -> dict[Digest, Need]:
 
 def unreachable(store: Store, run: RunId, digests: Collection[Digest]) -> list[Version]:
     """The versions of a run to which nothing leads from an anchor without one of these objects, in ascending order."""
-    if not digests:
-        return []
-    reached: set[tuple[Version, str]] = set()
-    lost = []
-    for record in store.run(run).records():
-        needs = list(_needs(store, record, digests))
-        edges = {need.edge.manifest for need in needs if need.edge is not None}
-        blind = {need.variant for need in needs if need.edge is None}
-        for variant in record.variants:
-            ways = [edge for edge in store.run(run).known_edges(record, variant) if edge.manifest not in edges]
-            if variant.name not in blind and any(e.base is None or (e.base, variant.name) in reached for e in ways):
-                reached.add((record.version, variant.name))
-            elif record.version not in lost:
-                lost.append(record.version)
-    return lost
+    return Unreachable(store, run).without(digests)
+
+
+class Unreachable:
+    """To which versions of a run nothing leads, asked again and again while objects are damaged and healed.
+
+    Descriptions are read once for what is damaged, and those of new edges once; not again for every question.
+    """
+
+    def __init__(self, store: Store, run: RunId) -> None:
+        self._store = store
+        self._run = run
+        self._damaged: frozenset[Digest] = frozenset()
+        self._seen: dict[tuple[Version, str, bytes], tuple[Need, ...]] = {}
+        """What of the damaged each edge needs that was looked at; under no manifest, layout and files."""
+
+    def without(self, digests: Collection[Digest]) -> list[Version]:
+        """The versions to which nothing leads from an anchor without one of these objects, in ascending order."""
+        damaged = frozenset(digests)
+        if damaged - self._damaged or not damaged:
+            self._seen.clear()
+        elif healed := self._damaged - damaged:
+            # What was damaged may have hidden what it leads to.
+            hidden = {
+                key[:2] if not key[2] else key
+                for key, needs in self._seen.items()
+                if any(need.wanted.digest in healed for need in needs)
+            }
+            self._seen = {k: v for k, v in self._seen.items() if k not in hidden and k[:2] not in hidden}
+        self._damaged = damaged
+        if not damaged:
+            return []
+        reached: set[tuple[Version, str]] = set()
+        lost = []
+        held = self._store.run(self._run)
+        for record in held.records():
+            for variant in record.variants:
+                ways = [edge for edge in held.known_edges(record, variant) if not self._needs(record, variant, edge)]
+                if not self._needs(record, variant) and any(
+                    edge.base is None or (edge.base, variant.name) in reached for edge in ways
+                ):
+                    reached.add((record.version, variant.name))
+                elif record.version not in lost:
+                    lost.append(record.version)
+        return lost
+
+    def _needs(self, record: VersionRecord, variant: VariantRecord, edge: EdgeRef | None = None) -> tuple[Need, ...]:
+        key = (record.version, variant.name, b"" if edge is None else edge.manifest)
+        if key not in self._seen:
+            layout = _layout(self._store, variant)
+            if edge is None:
+                needs = _first_needs(self._store, record, variant, layout)
+            else:
+                needs = _edge_needs(self._store, record, variant, edge, layout)
+            self._seen[key] = tuple(_among(self._damaged, needs))
+        return self._seen[key]
 
 
 def find_lost(store: Store, record: VersionRecord) -> tuple[int, list[Digest]]:
@@ -91,13 +132,18 @@ def _needs(store: Store, record: VersionRecord, digests: Collection[Digest]) -> 
     """What of `digests` a version leads to."""
     for variant in record.variants:
         layout = _layout(store, variant)
-        wanted = want(Kind.LAYOUT, variant.layout, variant.layout_size, limits=store.limits)
-        yield from _among(digests, [Need(wanted, record.id, variant.name)])
-        for file in layout.files if layout else ():
-            wanted = want(Kind.FILE, file.digest, file.size, limits=store.limits)
-            yield from _among(digests, [Need(wanted, record.id, variant.name)])
+        yield from _among(digests, _first_needs(store, record, variant, layout))
         for edge in store.run(RunId(record.run)).known_edges(record, variant):
             yield from _among(digests, _edge_needs(store, record, variant, edge, layout))
+
+
+def _first_needs(store: Store, record: VersionRecord, variant: VariantRecord, layout: Layout | None) -> Iterator[Need]:
+    """The layout of a version and its files."""
+    wanted = want(Kind.LAYOUT, variant.layout, variant.layout_size, limits=store.limits)
+    yield Need(wanted, record.id, variant.name)
+    for file in layout.files if layout else ():
+        wanted = want(Kind.FILE, file.digest, file.size, limits=store.limits)
+        yield Need(wanted, record.id, variant.name)
 
 
 def _edge_needs(
@@ -113,11 +159,15 @@ def _edge_needs(
         yield Need(want(Kind.PAGE, page.digest, page.size, limits=limits), record.id, variant.name, edge)
         try:
             data = store.objects.read_unasked(Digest(page.digest))
-            chunks = decode_page(data, page, layout, limits=limits) if layout else ()
+        except DeltadError:
+            continue
+        if layout is None:
+            continue  # without it nobody can read the page
+        try:
+            chunks = decode_page(data, page, layout, limits=limits)
         except DeltadError:
             continue
         for chunk in chunks:
-            assert layout is not None
             first, last = layout.tensors[chunk.first_tensor].name, layout.tensors[chunk.last_tensor].name
             wanted = want(Kind.CHUNK, chunk.digest, chunk.size, limits=limits)
             yield Need(wanted, record.id, variant.name, edge, first if first == last else f"{first} to {last}")

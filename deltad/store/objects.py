@@ -74,7 +74,9 @@ class ObjectStore:
         limits: Limits,
         files: FileSystem,
         clock: Callable[[], float],
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_change`: see `Quarantine`."""
         self._root = root
         self._packs = packs
         self._scratch = scratch
@@ -83,7 +85,7 @@ class ObjectStore:
         self._clock = clock
         self._asking = threading.Lock()
         self._asked: dict[Digest, float] = {}
-        self.quarantine = Quarantine(root.with_name("quarantine"), scratch, files, clock)
+        self.quarantine = Quarantine(root.with_name("quarantine"), scratch, files, clock, on_change)
         self._judging = threading.Lock()
         """Held while an object is set aside, or found healed."""
         self._suspects: dict[Digest, None] = {}

@@ -62,7 +62,16 @@ class SetAside:
 class Quarantine:
     """All that one store has set aside. Methods may be called from any thread."""
 
-    def __init__(self, directory: Path, scratch: Path, files: FileSystem, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        scratch: Path,
+        files: FileSystem,
+        clock: Callable[[], float],
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_change` is called when an object is held no more, or again. It may not wait for anybody."""
+        self._on_change = on_change
         self._directory = directory
         self._scratch = scratch
         self._files = files
@@ -120,6 +129,7 @@ class Quarantine:
                 write_durably(self._path(digest), content, scratch=self._scratch, files=self._files)
             except DeltadError as error:
                 log.warning("damage_not_noted", object=digest.hex(), error=str(error))
+        self._on_change()
 
     def heal(self, digest: Digest, data: bytes) -> None:
         """The right bytes of an object that is set aside are durable: it is held again."""
@@ -138,6 +148,7 @@ class Quarantine:
                 self._files.sync_directory(self._directory)
             self._healed[digest] = replace(one, since=self._clock(), healed=True, difference=difference)
             log.info("object_healed", object=digest.hex(), place=one.place, difference=difference)
+        self._on_change()
 
     def drop(self, digest: Digest) -> None:
         """The damaged object is needed by nobody, and gone. Raises StoreError."""

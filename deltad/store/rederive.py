@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -21,13 +21,13 @@ from deltad.delta.coding import Coder
 from deltad.delta.encoding import sha256
 from deltad.delta.manifest import decode_manifest, make_pages
 from deltad.delta.record import EdgeRef, VersionRecord
-from deltad.errors import DeltadError
+from deltad.errors import DeltadError, NotFoundError
 from deltad.protocol.mode import MODES
 from deltad.store.disk import remove_tree
 from deltad.store.mirror import Mirror
 from deltad.store.needs import Need
 from deltad.store.store import Store
-from deltad.types import Digest
+from deltad.types import Digest, VersionId
 
 log = structlog.get_logger()
 
@@ -66,18 +66,21 @@ class Rederiver:
         modes: tuple[Mode, ...] = ("blind",)
         if Coder.CONTEXT in manifest.coders:
             modes = tuple(mode for mode in MODES if mode != "blind")
+        start = record.base(edge)
         for mode in modes if manifest.base else modes[:1]:
             with ExitStack() as stack:
-                base = None
-                if edge.base is not None:
-                    base = stack.enter_context(self._weights(self.mirror.record(edge.base)))
+                base, sums = None, None
+                if start is not None:
+                    beside = self._beside(start)
+                    before = beside.mirror.record(start.version)
+                    base, sums = stack.enter_context(beside._weights(before)), beside.mirror.sums(before)
                 target = stack.enter_context(self._weights(record))
                 encoder = EdgeEncoder(
                     layout,
                     Aligned(layout, target),
                     self.backend,
                     base=None if base is None else Aligned(layout, base),
-                    base_sums=None if edge.base is None else self.mirror.sums(self.mirror.record(edge.base)),
+                    base_sums=sums,
                     limits=self.store.limits,
                     mode=mode,
                     threads=self.threads,
@@ -90,6 +93,19 @@ class Rederiver:
                 self._keep(lacking, data)
             if not lacking & set(self.store.objects.quarantine.damaged()):
                 return
+
+    def _beside(self, base: VersionId) -> Rederiver:
+        """This, for the run of a version that an edge starts from: a fork's first one starts in another run.
+
+        Raises NotFoundError where that run is not held.
+        """
+        run = self.store.find_run(base.run)
+        if run is None:
+            raise NotFoundError(f"run {base.run}", expected="a run that is held here", found="none of that name")
+        if run.run == self.mirror.run:
+            return self
+        mirror = Mirror(self.store, run, self.mirror.variant, self.backend, threads=self.threads)
+        return replace(self, mirror=mirror, baseline=lambda _: None)
 
     def _keep(self, lacking: set[Digest], data: bytes, *, chunk: bool = False) -> None:
         if sha256(data) in lacking:

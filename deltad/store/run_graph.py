@@ -79,7 +79,7 @@ class RunGraph:
                     part.grown.append(VersionId(self._run.run, version))
 
     def forget(self) -> None:
-        """Versions or edges are gone."""
+        """Versions or edges are gone, or an object that edges need is held no more, or again. Waits for nobody."""
         for graph in (self, *self._followers.values()):
             with graph._growing:
                 graph._parts.clear()
@@ -132,10 +132,16 @@ class RunGraph:
 
     def _current(self, variant: str) -> _Part:
         with self._growing:
-            if variant not in self._parts:
-                grown = [record.id for record in self._run.records()]
-                self._parts[variant] = _Part(VersionGraph(variant), grown)
-            part = self._parts[variant]
+            part = self._parts.get(variant)
+        if part is None:
+            # Entered before the records are read: whatever comes, or goes, from then on is told to it.
+            part = _Part(VersionGraph(variant), [])
+            with self._growing:
+                self._parts[variant] = part
+            first = [record.id for record in self._run.records()]
+            with self._growing:
+                part.grown = [*first, *part.grown]
+        with self._growing:
             grown, part.grown = part.grown, []
         try:
             while grown:
@@ -180,6 +186,7 @@ class RunGraph:
 
     def _hop(self, edge: Edge) -> Hop:
         run = self._run.sibling(edge.target.run)
-        assert run is not None, "its versions are in the graph"
+        if run is None:
+            raise NotFoundError(f"run {edge.target.run}", expected="a run that is held here", found="none of that name")
         base = None if edge.base is None else edge.base.version
         return Hop(run.record(edge.target.version), EdgeRef(edge.kind, base, edge.manifest, edge.size))

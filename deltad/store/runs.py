@@ -1,4 +1,4 @@
-"""The records and pointers of one run.
+"""The versions of one run, and the edges that lead to them.
 
 Order of writes in `commit`, with what a crash leaves in each gap:
 
@@ -22,43 +22,31 @@ is not let go, and one that was let go is not held at.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
-
-import msgspec
 
 from deltad.delta.layout import decode_layout
 from deltad.delta.manifest import Manifest, decode_manifest
 from deltad.delta.record import EdgeRef, VariantRecord, VersionRecord, decode_record
-from deltad.errors import ConflictError, DeltadError, FormatError, IntegrityError, NotFoundError, StoreFullError
+from deltad.errors import ConflictError, DeltadError, FormatError, IntegrityError, NotFoundError
 from deltad.limits import Limits
 from deltad.protocol.publish import check_same, check_successor, is_gap
 from deltad.protocol.target import Targets
 from deltad.store.derived import DerivedEdge, DerivedEdges, derived_edge, edge_bytes
-from deltad.store.disk import FileSystem, make_directory, read_file, store_error, write_durably
+from deltad.store.disk import FileSystem
 from deltad.store.forks import Forks
 from deltad.store.graph import Edge, VersionGraph
 from deltad.store.leases import LEASE_SECONDS, Leases
 from deltad.store.objects import ObjectStore
 from deltad.store.path import Path as EdgePath
 from deltad.store.pins import Pin, Pins
+from deltad.store.record_files import RecordFiles
 from deltad.store.retention import Candidate
 from deltad.store.run_graph import Answer, RunGraph
 from deltad.store.targets import TargetFile
 from deltad.store.whole import WholeEdges
 from deltad.types import Digest, RunId, Version, VersionId
-
-_RECORD_NAME = re.compile(r"e([0-9]{6,})-v([0-9]{6,})\.record", re.ASCII)
-
-
-class Pointer(msgspec.Struct, frozen=True):
-    """The content of `latest`."""
-
-    version: Version
-    record: bytes
 
 
 class RunStore:
@@ -82,14 +70,13 @@ class RunStore:
         self.run = run
         self.directory = directory
         self._objects = objects
-        self._scratch = scratch
         self._limits = limits
-        self._files = files
         self._leases = leases
         self._clock = clock
         self._forks = forks
         self._find_run = find_run
         self._whole = WholeEdges(objects, limits)
+        self._record_files = RecordFiles(run, directory, scratch, files, limits)
         self._pins = Pins(directory / "pins", scratch, files)
         self._derived = DerivedEdges(directory / "edges", scratch, files)
         self._targets = TargetFile(directory / "target", scratch, files)
@@ -195,9 +182,7 @@ class RunStore:
             # Whatever fails from here on may leave a record, of which the next start makes a version.
             for edge in edges:
                 self._derived.add(edge)
-            make_directory(self.directory / "records", self._files)
-            self._write(self._record_path(record.version), data)
-            self._point(record)
+            self._record_files.add(record, data)
             with self._lock:
                 self._records[record.version] = record
                 self._since[record.version] = self._clock()
@@ -278,7 +263,7 @@ class RunStore:
         The newest is never among them. Raises StoreError; then those that are not gone for good are still held.
         """
         with self._writer:
-            self._finish_dropping()
+            self._record_files.finish_dropping()
             with self.graph.held(), self._lock:
                 chosen = {version: self._records[version] for version in choose(self._candidates())}
                 if self._latest in chosen:
@@ -289,14 +274,17 @@ class RunStore:
                     del self._records[version], self._since[version]
                 self.graph.forget()
             try:
-                self._drop(sorted(chosen, reverse=True))
+                self._record_files.drop(sorted(chosen, reverse=True))
                 self._derived.keep({*self._records, *self._doubted})
                 for record in chosen.values():
                     self._forks.forget(record)
+                    for variant in record.variants:
+                        for edge in variant.edges:
+                            self._weighed.pop(Digest(edge.manifest), None)
             except DeltadError:
                 with self._lock:
-                    left = {v: record for v, record in chosen.items() if self._files.entry(self._record_path(v))}
-                    if self._files.entry(self.directory / "dropping") is None:
+                    left = {version: record for version, record in chosen.items() if self._record_files.holds(version)}
+                    if not self._record_files.is_dropping():
                         self._records |= left
                         self._since |= dict.fromkeys(left, self._clock())
                     self.graph.forget()
@@ -407,14 +395,25 @@ class RunStore:
         elsewhere: Collection[VersionId] = (),
         anchors: bool = True,
         local: bool = True,
+        avoid: Collection[Digest] = (),
     ) -> EdgePath:
         """The cheapest path to a version from one of `held`, or else from an anchor where `anchors` allows.
 
         `elsewhere`: versions of other runs that are held as well, for a run that forks one. Without `local`, over no
-        edge that stays on this host. May read the disk. Raises NotFoundError if nothing that is held leads there.
+        edge that stays on this host; over none of the edges `avoid`. May read the disk. Raises NotFoundError if
+        nothing that is held leads there.
         """
-        avoid = () if local else [Digest(edge.manifest) for edge in self.derived() if edge.local]
+        if not local:
+            avoid = [*avoid, *(Digest(edge.manifest) for edge in self.derived() if edge.local)]
         return self.graph.path(record, variant, held, elsewhere, anchors=anchors, avoid=avoid)
+
+    def derived_on(self, path: EdgePath) -> frozenset[Digest]:
+        """The manifests of those edges on a path that no record names."""
+        return frozenset(
+            Digest(hop.edge.manifest)
+            for hop in path.hops
+            if hop.edge not in (edge for variant in hop.record.variants for edge in variant.edges)
+        )
 
     def join(self, version: Version, variant: str) -> Edge | None:
         """The last edge of the cheapest way to a version from an anchor; None if there is none. May read the disk."""
@@ -425,21 +424,12 @@ class RunStore:
 
         Returns the bytes that were read, and the files that were written, in words. Raises StoreError.
         """
-        read, mended = 0, []
+        read, mended = 0, list[str]()
         for record in self.records():
             with self._writer:
-                parts = {self._record_path(record.version): record.encode()} if record.version in self._records else {}
-                if record.version == self._latest:
-                    parts[self.directory / "latest"] = _pointer(record)
-                for path, data in parts.items():
-                    try:
-                        found = read_file(path, self._files)
-                    except OSError:
-                        found = b""
-                    read += len(found)
-                    if found != data:
-                        self._write(path, data)
-                        mended.append(f"{path}")
+                if record.version in self._records:
+                    size, written = self._record_files.mend(record, latest=record.version == self._latest)
+                    read, mended = read + size, mended + written
         return read, ", ".join(mended)
 
     def ask_graph(self, variant: str, question: Callable[[VersionGraph], Answer]) -> Answer:
@@ -487,113 +477,12 @@ class RunStore:
         run = self.sibling(base.run)
         return None if run is None else run.find(base.version)
 
-    def _record_path(self, version: Version) -> Path:
-        return self.directory / "records" / f"e{version.epoch:06d}-v{version.number:06d}.record"
-
-    def _point(self, record: VersionRecord) -> None:
-        self._write(self.directory / "latest", _pointer(record))
-
-    def _write(self, path: Path, data: bytes) -> None:
-        write_durably(path, data, scratch=self._scratch, files=self._files)
-
-    def _drop(self, versions: list[Version]) -> None:
-        """Remove the records of versions, given newest first."""
-        if not versions:
-            return
-        try:
-            self._write(self.directory / "dropping", msgspec.json.encode(versions))
-        except StoreFullError:
-            # No room even for that. One by one then, each before those that it was made from.
-            for version in versions:
-                self._remove_records([version])
-        except DeltadError:
-            with suppress(OSError):
-                self._files.unlink(self.directory / "dropping")
-            raise
-        else:
-            self._finish_dropping()
-
-    def _finish_dropping(self) -> None:
-        path = self.directory / "dropping"
-        if self._files.entry(path) is None:
-            return
-        try:
-            # Its name may not be durable yet, if a kill came before that.
-            self._files.sync_directory(self.directory)
-            versions = msgspec.json.decode(read_file(path, self._files), type=list[Version])
-            self._remove_records(versions)
-            self._files.unlink(path)
-            self._files.sync_directory(self.directory)
-        except msgspec.DecodeError as error:
-            raise FormatError(f"{path}", expected="a list of versions", found=str(error)) from None
-        except OSError as error:
-            raise store_error(error, path, 0, self._files) from error
-
-    def _remove_records(self, versions: list[Version]) -> None:
-        directory = self.directory / "records"
-        try:
-            for version in versions:
-                with suppress(FileNotFoundError):
-                    self._files.unlink(self._record_path(version))
-            self._files.sync_directory(directory)
-        except OSError as error:
-            raise store_error(error, directory, 0, self._files) from error
-
     def _load(self) -> None:
-        directory = self.directory / "records"
         self._targets.load()
-        try:
-            if self._files.entry(directory) is None:
-                self._check_pointer()  # which needs a record: without one nothing may have been committed
-                return
-            # A name whose directory was not synced before a kill is there, but not yet for good.
-            self._files.sync_directory(self.directory)
-            self._files.sync_directory(directory)
-            self._finish_dropping()
-            for entry in self._files.entries(directory):
-                self._load_record(directory / entry.name)
-        except OSError as error:
-            raise store_error(error, directory, 0, self._files) from error
+        self._records = self._record_files.load()
         self._pins.load()
         self._derived.load(self._records)
         self._since = dict.fromkeys(self._records, self._clock())
         for record in self._records.values():
             self._forks.note(record)
-        self._check_pointer()
-        if self._records:
-            self._latest = max(self._records)
-
-    def _load_record(self, path: Path) -> None:
-        match = _RECORD_NAME.fullmatch(path.name)
-        if not match:
-            raise FormatError(f"{path}", expected="a record named like e000001-v000123.record")
-        try:
-            record = decode_record(read_file(path, self._files), limits=self._limits)
-        except FormatError as error:
-            raise FormatError(
-                f"{path}: {error.thing}", expected=error.expected, found=error.found, hint=error.hint
-            ) from None
-        if record.run != self.run or record.version != Version(int(match[1]), int(match[2])):
-            raise IntegrityError(f"{path}", expected=f"the record of {self.run}", found=f"that of {record.id}")
-        self._records[record.version] = record
-
-    def _check_pointer(self) -> None:
-        """The pointer must name a record that is here; an older one is rolled forward (see above)."""
-        path = self.directory / "latest"
-        pointed: Version | None = None
-        if self._files.entry(path) is not None:
-            try:
-                pointer = msgspec.json.decode(read_file(path, self._files), type=Pointer)
-            except msgspec.DecodeError as error:
-                raise FormatError(f"{path}", expected="a pointer to a record", found=str(error)) from None
-            record = self._records.get(pointer.version)
-            if record is None or record.digest != pointer.record:
-                raise IntegrityError(f"{path}", expected=f"the record of {pointer.version}", found="none, or another")
-            pointed = pointer.version
-        if self._records and pointed != (newest := max(self._records)):
-            self._point(self._records[newest])
-
-
-def _pointer(record: VersionRecord) -> bytes:
-    """What `latest` holds while this version is the newest."""
-    return msgspec.json.encode(Pointer(record.version, record.digest))
+        self._latest = max(self._records, default=None)

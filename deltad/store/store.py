@@ -58,7 +58,13 @@ class Store:
         self.scratch = path / "tmp"
         self._packs = Packs(path / "packs", self.scratch, limits, files)
         self.objects = ObjectStore(
-            path / "objects", self._packs, scratch=self.scratch, limits=limits, files=files, clock=clock
+            path / "objects",
+            self._packs,
+            scratch=self.scratch,
+            limits=limits,
+            files=files,
+            clock=clock,
+            on_change=self._forget_ways,
         )
         self.clock = clock
         self.leases = Leases(clock)
@@ -153,6 +159,11 @@ class Store:
     def find_run(self, run: RunId) -> RunStore | None:
         """The run's records, if it has a directory here or was asked for. Waits for nobody."""
         return self._runs.get(run)
+
+    def _forget_ways(self) -> None:
+        """What is held has changed under the graphs of the runs: an object is damaged, or healed."""
+        for run in list(self._runs.values()):
+            run.graph.forget()
 
     def exports(self) -> Path:
         """Where checkpoints that were handed to engines live."""

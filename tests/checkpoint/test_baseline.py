@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deltad.checkpoint import keep_baseline, open_baseline, open_checkpoint
+from deltad.checkpoint import drop_replaced, keep_baseline, open_baseline, open_checkpoint
 from tests.checkpoint.shards import bf16, write_sharded, write_single
 
 FIRST = "model-00001-of-00002.safetensors"
@@ -42,6 +42,20 @@ def test_a_baseline_outlives_the_trainers_pruning_bit_for_bit(directory: Path, t
         assert [file.name for file in baseline.layout.files] == ["config.json"]
         baseline.check_unchanged()
     assert not (kept / "training_args.bin").exists()
+
+
+def test_what_a_baseline_replaces_stays_until_it_is_dropped_and_is_never_opened(
+    directory: Path, tmp_path: Path
+) -> None:
+    kept, before = tmp_path / "baseline" / "bf16", (directory / "actor/huggingface" / FIRST).stat().st_nlink
+    for version in ("v000001", "v000002"):
+        assert keep(directory, kept, version)
+    assert (directory / "actor/huggingface" / FIRST).stat().st_nlink == before + 2
+    assert open_baseline(kept, "v000001") is None
+    assert keep(directory, kept, "v000003")
+    assert (directory / "actor/huggingface" / FIRST).stat().st_nlink == before + 2, "one at most"
+    drop_replaced(kept)
+    assert [path.name for path in kept.parent.iterdir()] == ["bf16"]
 
 
 def test_no_byte_is_copied(directory: Path, tmp_path: Path) -> None:

@@ -13,16 +13,20 @@ from deltad.daemon.versions import Versions
 from deltad.delta.backend import choose
 from deltad.delta.backend.numpy import NumpyBackend
 from deltad.delta.layout import Layout, TensorSpec
-from deltad.delta.manifest import EdgeKind, Manifest
+from deltad.delta.manifest import EdgeKind, Manifest, decode_page
 from deltad.delta.record import VersionRecord
 from deltad.errors import CheckpointError, ConflictError, DeltadError, NotFoundError
 from deltad.store.garbage import GRACE_SECONDS, collect
 from deltad.store.leases import LEASE_SECONDS
+from deltad.store.needs import find_needs
+from deltad.store.objects import Health
+from deltad.store.rederive import Rederiver
 from deltad.store.retention import Retention
 from deltad.store.store import Store
-from deltad.types import RunId, Version, VersionId, parse_run
+from deltad.types import Digest, RunId, Version, VersionId, parse_run
 from tests.kit.checkpoints import MODEL, write_checkpoint
-from tests.kit.trainer import RUN, VARIANT, Trainer
+from tests.kit.rot import flip
+from tests.kit.trainer import RUN, VARIANT, Trainer, edges_since
 from tests.kit.weights import ArrayWeights
 
 FORK = parse_run("fork")
@@ -94,10 +98,31 @@ def test_whoever_lacks_the_version_resumed_from_is_led_on_from_the_newest_one(tr
         assert [(step.base, step.version) for step in reply.steps] == [(str(served), "v000002@e2")]
         assert reply.steps[0].root == record.variants[0].root.hex()
     trainer.mirror.advance(trainer.run.record(Version(1, 5)))
-    assert trainer.mirror.tail(record) == 1
+    assert edges_since(trainer.mirror, record, trainer.store) == 1
     assert trainer.export(record.version).equals(resumed(trainer))
     resumed_at_newest = trainer.origin.publish(trainer.write(3), 3, begin_from=record.id).record
     assert [edge.base for edge in resumed_at_newest.variants[0].edges] == [record.version]
+
+
+def test_a_resume_leaves_the_mirror_where_it_is(trainer: Trainer) -> None:
+    trainer.mirror.advance(trainer.run.record(Version(1, 5)))
+    record = trainer.origin.publish(
+        trainer.write(2, resumed(trainer)), 2, begin_from=VersionId(RUN, Version(1, 1))
+    ).record
+    assert list(trainer.mirror.generations()) == [Version(1, 5)]
+    assert manifest(trainer, record).kind is EdgeKind.DELTA
+    assert trainer.export(record.version).equals(resumed(trainer))
+
+
+def test_a_resume_beside_a_damaged_generation_leaves_the_kept_checkpoint_of_another_version(trainer: Trainer) -> None:
+    generation = trainer.mirror.advance(trainer.run.record(Version(1, 1)))
+    (weights,) = generation.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-64] + bytes(64))
+    newest, base = trainer.run.record(Version(1, 5)), VersionId(RUN, Version(1, 1))
+    assert trainer.origin.publish(trainer.write(2), 2, begin_from=base, if_changed=True).record == newest
+    kept = trainer.origin.baseline(newest)
+    assert kept is not None
+    kept.close()
 
 
 def test_the_same_resume_twice_opens_one_epoch_and_other_bytes_another(trainer: Trainer) -> None:
@@ -210,14 +235,14 @@ def test_a_fork_is_rebuilt_from_the_nearest_generation_of_the_other_run(trainer:
     fork.weights = trainer.weights
     base = VersionId(RUN, Version(1, 5))
     record = fork.origin.publish(fork.write(0), 0, begin_from=base).record
-    assert fork.mirror.tail(record) == 1
+    assert edges_since(fork.mirror, record, fork.store, trainer.mirror) == 1
     generation = trainer.mirror.generations()[Version(1, 5)]
     (damaged,) = generation.glob("*.safetensors")
     damaged.write_bytes(damaged.read_bytes()[:-64] + bytes(64))
     assert fork.export(record.version).equals(fork.weights), "it is built from the anchor then"
     assert generation.exists(), "and another run's generation is not ours to remove"
     shutil.rmtree(generation)
-    assert fork.mirror.tail(record) == 7
+    assert edges_since(fork.mirror, record, fork.store, trainer.mirror) == 7
     shutil.rmtree(fork.run.directory / "baseline")
     fork.step(1)
     assert fork.export(Version(1, 1)).equals(fork.weights)
@@ -231,7 +256,7 @@ def test_a_fork_of_a_fork_is_rebuilt_across_all_three_runs(trainer: Trainer, tmp
     third.weights = fork.weights.changed(0.01, seed=9)
     record = third.origin.publish(third.write(0), 0, begin_from=VersionId(FORK, Version(1, 0))).record
     assert third.export(record.version).equals(third.weights)
-    assert third.mirror.tail(record) == 4
+    assert edges_since(third.mirror, record, third.store, fork.mirror, trainer.mirror) == 4
 
 
 def test_the_same_fork_twice_begins_one_run_and_another_is_refused(trainer: Trainer, tmp_path: Path) -> None:
@@ -268,3 +293,31 @@ def test_an_origin_of_its_own_store_forks_what_it_pulled(tmp_path: Path) -> None
     again = Store.open(tmp_path / "store")
     record = again.run(FORK).record(Version(1, 0))
     assert [hop.record.run for hop in again.run(FORK).path(record, VARIANT).hops] == [RUN, FORK]
+
+
+def test_a_damaged_chunk_of_a_fork_is_made_again_beside_the_version_that_it_starts_from(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    fork = fork_of(trainer, tmp_path)
+    base = VersionId(RUN, Version(1, 1))
+    record = fork.origin.publish(fork.write(0, resumed(trainer)), 0, begin_from=base).record
+    layout, store = fork.mirror.layout(record), fork.store
+    (page, *_) = fork.run.read_manifest(record.variants[0].edges[0]).pages
+    damaged = Digest(decode_page(store.read(Digest(page.digest)), page, layout)[0].digest)
+    fork.mirror.advance(record)
+    flip(store, damaged, 11)
+    assert store.objects.examine(damaged) is Health.DAMAGED
+    maker = Rederiver(store, fork.mirror, choose(), lambda _: None)
+    maker.make(record, list(find_needs(store, [damaged]).values()))
+    assert store.objects.quarantine.damaged() == []
+    assert fork.export(record.version).equals(resumed(trainer))
+
+
+def test_a_version_whose_description_was_damaged_is_told_of_again_once_that_is_healed(trainer: Trainer) -> None:
+    versions = Versions(trainer.store, RUN, choose(), daemon="a")
+    damaged = Digest(trainer.run.record(Version(1, 3)).variants[0].edges[0].manifest)
+    data = trainer.store.read(damaged)
+    trainer.store.objects.quarantine.add(damaged, "where it lay", b"")
+    assert [info.version for info in versions.all()] == [str(Version(1, number)) for number in (0, 1, 2, 4, 5)]
+    trainer.store.put(data)
+    assert [info.version for info in versions.all()] == [str(Version(1, number)) for number in range(6)]

@@ -10,14 +10,22 @@ from pathlib import Path
 from deltad.daemon.origin import Origin
 from deltad.delta.backend import choose
 from deltad.delta.manifest import EdgeKind
+from deltad.delta.record import VersionRecord
 from deltad.store.mirror import Mirror
 from deltad.store.store import Store
-from deltad.types import RunId, Variant, Version, parse_run
+from deltad.types import RunId, Variant, Version, VersionId, parse_run
 from tests.kit.checkpoints import MODEL, read_checkpoint, write_checkpoint
 from tests.kit.weights import ArrayWeights
 
 RUN = parse_run("r")
 VARIANT = Variant("bf16")
+
+
+def edges_since(mirror: Mirror, record: VersionRecord, store: Store, *others: Mirror) -> int:
+    """How many edges lie between the nearest generation, of this mirror or of others, or an anchor, and a version."""
+    elsewhere = [VersionId(other.run, version) for other in others for version in other.generations()]
+    path = store.run(mirror.run).path(record, mirror.variant, mirror.generations(), elsewhere=elsewhere)
+    return len(path.hops)
 
 
 class Trainer:

@@ -249,3 +249,23 @@ def test_an_edge_without_which_nothing_leads_to_a_version_is_not_dropped(lineage
         run.drop_edges([skip.manifest, anchor.manifest])
     run.drop_edges([skip.manifest])
     assert way(run, 7) == [(None, 7)]
+
+
+def test_an_edge_with_a_damaged_chunk_is_not_walked_until_it_is_healed(lineage: Lineage, skip: Skip) -> None:
+    store, run = full(lineage, skip)
+    assert way(run, 7, 1) == [(1, 7)]
+    chunk = next(digest for digest in skip.objects if digest in skip.chunks)
+    store.objects.quarantine.add(chunk, "where it lay", b"")
+    assert way(run, 7, 1) == [(base, base + 1) for base in range(1, 7)]
+    store.put_chunk(skip.objects[chunk])
+    assert way(run, 7, 1) == [(1, 7)]
+
+
+def test_a_lost_chunk_of_an_edge_is_heard_of_by_the_graph_of_a_run_that_was_asked_before(
+    lineage: Lineage, skip: Skip
+) -> None:
+    store, run = full(lineage, skip)
+    assert run.join(Version(1, 7), "bf16").base.version == Version(1, 1)  # type: ignore[union-attr]
+    chunk = next(digest for digest in skip.objects if digest in skip.chunks)
+    store.objects.quarantine.add(chunk, "where it lay", b"")
+    assert run.join(Version(1, 7), "bf16").base.version == Version(1, 6)  # type: ignore[union-attr]

@@ -22,11 +22,16 @@ from deltad.delta.frame import Rect
 from deltad.delta.layout import Layout, TensorSpec
 from deltad.delta.manifest import ChunkRef, decode_manifest, make_pages
 from deltad.delta.weights import read_segments
+from deltad.errors import IntegrityError
 from deltad.limits import Limits
+from deltad.store.disk import Disk, Entry, remove_tree
 from deltad.store.mirror import Mirror
 from deltad.store.store import Store
 from deltad.types import Digest, Variant
 from tests.kit.deltas import MODES
+from tests.kit.derived import Derived, edge_of, skip_delta
+from tests.kit.rot import flip
+from tests.kit.trainer import edges_since
 from tests.kit.versions import Lineage, Published, forge
 from tests.kit.weights import ArrayWeights
 
@@ -57,7 +62,7 @@ def test_a_chain_of_mixed_coders_is_rebuilt_from_a_generation_too(tmp_path: Path
     mirror = Mirror(store, store.run(lineage.run), Variant("bf16"), choose())
     mirror.advance(lineage.versions[1].record)
     newest = lineage.versions[-1].record
-    assert mirror.tail(newest) == 2
+    assert edges_since(mirror, newest, store) == 2
     assert mirror.verify(newest, tmp_path / "scratch") == (newest.variants[0].root, [])
     store.close()
 
@@ -141,4 +146,67 @@ def test_a_damaged_generation_is_noticed_and_the_version_built_from_its_anchor(t
     newest = lineage.versions[-1].record
     assert mirror.export(newest, tmp_path / "export") == newest.variants[0].root
     assert mirror.generations() == {}
+    store.close()
+
+
+def test_a_generation_stays_until_the_version_was_built_without_it(tmp_path: Path) -> None:
+    lineage = Lineage(limits=Limits())
+    for _ in range(3):
+        lineage.publish()
+    store = Store.open(tmp_path / "store")
+    lineage.fill(store)
+    mirror = Mirror(store, store.run(lineage.run), Variant("bf16"), choose())
+    mirror.advance(lineage.versions[1].record)
+    newest = lineage.versions[2]
+    (chunk, *_) = edge_of(newest).chunks
+    flip(store, chunk, 70)
+    with pytest.raises(IntegrityError):
+        mirror.export(newest.record, tmp_path / "export")
+    assert list(mirror.generations()) == [lineage.versions[1].version]
+    store.close()
+
+
+def test_a_derived_edge_that_leads_elsewhere_is_gone_round(tmp_path: Path) -> None:
+    lineage = Lineage(limits=Limits())
+    for _ in range(5):
+        lineage.publish()
+    store = Store.open(tmp_path / "store")
+    lineage.fill(store)
+    right, other = (skip_delta(lineage.versions[:n], limits=Limits()) for n in (5, 4))
+    pages = {"pages": other.manifest.pages, "chunk_bytes": other.manifest.chunk_bytes}
+    manifest = msgspec.structs.replace(right.manifest, **pages)
+    data = manifest_bytes(manifest)
+    ref = msgspec.structs.replace(right.ref, manifest=sha256(data), size=len(data))
+    Derived(manifest, ref, {**other.objects, sha256(data): data}, other.chunks).add_to(store)
+    mirror = Mirror(store, store.run(lineage.run), Variant("bf16"), choose())
+    first, newest = lineage.versions[0], lineage.versions[4]
+    mirror.advance(first.record)
+    assert edges_since(mirror, newest.record, store) == 1, "it is the cheapest way"
+    assert mirror.export(newest.record, tmp_path / "export") == newest.record.variants[0].root
+    assert list(mirror.generations()) == [first.version], "which is whole, and stays"
+    store.close()
+
+
+class Vanishing(Disk):
+    """Once it is armed, a directory is gone as soon as it was looked at: so it looks when another thread is quicker."""
+
+    armed: Path | None = None
+
+    def entries(self, path: Path) -> list[Entry]:
+        found = super().entries(path)
+        if self.armed is not None and self.armed.parent == path:
+            self.armed = remove_tree(self.armed)
+        return found
+
+
+def test_a_generation_that_goes_while_it_is_renewed_is_built_all_the_same(tmp_path: Path) -> None:
+    lineage, disk = Lineage(limits=Limits()), Vanishing()
+    version = lineage.publish()
+    store = Store.open(tmp_path / "store", files=disk)
+    lineage.fill(store)
+    mirror = Mirror(store, store.run(lineage.run), Variant("bf16"), choose())
+    disk.armed = mirror.advance(version.record)
+    assert mirror.renew(version.version)
+    assert disk.armed is None
+    assert list(mirror.check(version.version))[-1].wrong == ""
     store.close()

@@ -11,9 +11,11 @@ from deltad.daemon.origin import Origin
 from deltad.delta.backend import Mode, choose
 from deltad.delta.manifest import EdgeKind, decode_page
 from deltad.protocol.mode import ModeChoice
-from deltad.store.needs import find_needs, unreachable
+from deltad.store.disk import Disk, File
+from deltad.store.needs import Unreachable, find_needs, unreachable
 from deltad.store.objects import Health
 from deltad.store.rederive import Rederiver
+from deltad.store.store import Store
 from deltad.types import Digest, Version
 from tests.kit.rot import flip
 from tests.kit.trainer import RUN, Trainer
@@ -135,3 +137,45 @@ def test_a_wrong_baseline_gives_no_wrong_bytes(trainer: Trainer) -> None:
     needs = find_needs(trainer.store, lost)
     maker.make(trainer.run.record(Version(1, 1)), list(needs.values()))
     assert trainer.store.objects.quarantine.damaged() == lost
+
+
+class Counting(Disk):
+    """Counts the files that are opened to be read."""
+
+    opened = 0
+
+    def open(self, path: Path) -> File:
+        self.opened += 1
+        return super().open(path)
+
+
+def test_while_something_is_damaged_a_publish_reads_the_descriptions_of_its_own_version_alone(tmp_path: Path) -> None:
+    disk = Counting()
+    trainer = Trainer(tmp_path, store=Store.open(tmp_path / "store", files=disk))
+    for number in range(9):
+        publish(trainer, number)
+    damage(trainer, 8, "chunk")
+    asked, damaged = Unreachable(trainer.store, RUN), trainer.store.objects.quarantine.damaged()
+    assert asked.without(damaged) == [Version(1, 8)]
+    before = disk.opened
+    assert asked.without(damaged) == [Version(1, 8)]
+    assert disk.opened == before
+    publish(trainer, 9)
+    before = disk.opened
+    assert asked.without(damaged) == [Version(1, 8)]
+    assert disk.opened - before <= 4, "layout, manifest and page of the new one"
+
+
+def test_what_a_damaged_page_hid_is_seen_once_it_is_healed(trainer: Trainer) -> None:
+    for number in range(3):
+        publish(trainer, number)
+    (page,), store = objects_of(trainer, 1, "page"), trainer.store
+    data, chunks = store.read(page), [store.read(digest) for digest in objects_of(trainer, 1, "chunk")]
+    damage(trainer, 1, "chunk", "page")
+    asked = Unreachable(store, RUN)
+    assert asked.without(store.objects.quarantine.damaged()) == [Version(1, 1), Version(1, 2)]
+    store.put(data)
+    assert asked.without(store.objects.quarantine.damaged()) == [Version(1, 1), Version(1, 2)]
+    for chunk in chunks:
+        store.put_chunk(chunk)
+    assert asked.without(store.objects.quarantine.damaged()) == []

@@ -142,13 +142,13 @@ class UpstreamConfig:
     `url` (required): its relay, such as `http://trainer-border:7700`.
     `token_file` (required): the file with the bearer token that it asks for.
     `runs`: the run ids to pull, or `["*"]` for all that it has. Default `["*"]`.
-    `connections`: how many connections to it are used at once, 1 to 64. Default 4.
+    `connections`: how many connections to it are used at once at the most, 1 to 64. Default 16.
     """
 
     url: str = field(metadata=_reads(values.url))
     token_file: TokenFile = field(metadata=_reads(values.token_file))
     runs: tuple[str, ...] = field(default=("*",), metadata=_reads(values.run_names))
-    connections: int = field(default=4, metadata=_reads(values.count(1, _CONNECTIONS)))
+    connections: int = field(default=16, metadata=_reads(values.count(1, _CONNECTIONS)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T")
 Count = Callable[[int], None]
 
+_KEPT_SECONDS = 300.0
+"""How long a connection is kept for the next version."""
+_READ_BYTES = 1 << 20
 _PROGRESS_BYTES = 16 << 10
 """What must arrive within `stall_seconds`, unless the body is at its end before."""
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re.ASCII)
@@ -71,7 +74,8 @@ class RelayClient:
 
     async def __aenter__(self) -> RelayClient:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=120.0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_SECONDS),
+            read_bufsize=_READ_BYTES,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept-Encoding": "identity"},

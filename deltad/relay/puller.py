@@ -25,6 +25,7 @@ from deltad.protocol.pull_plan import Wanted, check_arrival
 from deltad.relay.client import RelayClient
 from deltad.relay.link import Link
 from deltad.relay.run_pull import PullStats, RunPull
+from deltad.relay.slots import Slots
 from deltad.relay.target_pull import TargetPull
 from deltad.store.announce import Announcements
 from deltad.store.store import Store
@@ -62,7 +63,8 @@ class PullerPolicy:
 class Puller:
     """Pulls `runs` (names, or `*` for all) from the daemon at `url` into `store`, for as long as `run` runs.
 
-    `token` gives the bearer token as it stands now; up to `connections` objects are fetched at a time.
+    `token` gives the bearer token as it stands now. Objects are fetched over as many connections as make it faster,
+    up to `connections`, which are kept for what comes next.
     `on_committed` is called in the event loop after each commit, before the announcement. All methods
     belong to the event loop's thread.
     """
@@ -103,7 +105,7 @@ class Puller:
             denied_delay=self._policy.denied_rest,
             rng=self._rng,
         )
-        self.slots = asyncio.Semaphore(connections)
+        self.slots = Slots(connections)
         self._client = RelayClient(
             url,
             token,
@@ -263,6 +265,8 @@ class Puller:
         started = _now()
         hello = await self._client.hello()
         self.link.rtt = _now() - started
+        if not self.slots.width.used:  # else the reply may have waited behind what is on its way
+            self.slots.width.measured(self.link.rtt)
         if FORMAT not in hello.formats:
             raise PeerError(
                 f"{self.url} ({hello.daemon!r:.80})",
@@ -325,6 +329,7 @@ class Puller:
 
     def _count(self, count: int) -> None:
         self.link.received(count, _now())
+        self.slots.received(count, _now())
         self._on_received(count)
 
     def _committed(self, record: VersionRecord, stats: PullStats) -> None:

@@ -35,6 +35,7 @@ from deltad.protocol.pull_decisions import (
 from deltad.protocol.pull_plan import Arrived, Kind, Wanted, check_arrival
 from deltad.relay.client import RelayClient
 from deltad.relay.link import Link
+from deltad.relay.slots import Slots
 from deltad.store.runs import RunStore
 from deltad.store.store import Store
 from deltad.types import Digest, RunId, Version, VersionId
@@ -107,7 +108,7 @@ class Peer(Protocol):
     """What a run's puller shares with the others of the same upstream."""
 
     link: Link
-    slots: asyncio.Semaphore
+    slots: Slots
     """Held while an object is on its way."""
 
     async def rested(self) -> None:

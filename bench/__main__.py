@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench import harness, readme
 
-BENCHES = ("codec", "demo", "graph", "store", "window")
+BENCHES = ("codec", "demo", "graph", "relay", "store", "window")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -35,6 +35,8 @@ log = structlog.get_logger("deltad.daemon")
 DRAIN_SECONDS = 20.0
 RESTART_SECONDS = 1.0
 CHORE_SECONDS = 2.0
+_KEPT_SECONDS = 300.0
+"""How long a connection on which nothing is asked stays open."""
 
 
 def serve(config: Config) -> int:
@@ -139,7 +141,10 @@ async def _listen(stack: AsyncExitStack, node: Node) -> dict[str, str]:
 
 
 async def _start(stack: AsyncExitStack, app: web.Application) -> web.AppRunner:
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=2.0)
+    # Daemons that pull keep their connections from one version to the next.
+    runner = web.AppRunner(
+        app, access_log=None, handle_signals=False, shutdown_timeout=2.0, keepalive_timeout=_KEPT_SECONDS
+    )
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     return runner

@@ -46,6 +46,7 @@ run = "r"
 directory = "/checkpoints"
 [[upstream]]
 url = "http://far:7700"
+connections = 4
 token_file = "token"
 [[run]]
 id = "r"

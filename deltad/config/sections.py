@@ -219,7 +219,7 @@ class UpstreamConfig:
     `key`: the file with its private key. Default ``""``.
     `name`: the DNS name that its certificate must be for, where that is not the host in `url`. Default ``""``.
     `runs`: the run ids to pull, or `["*"]` for all that it has. Default `["*"]`.
-    `connections`: how many connections to it are used at once, 1 to 64. Default 4.
+    `connections`: how many connections to it are used at once at the most, 1 to 64. Default 16.
     """
 
     url: str = field(metadata=_reads(values.url))
@@ -229,7 +229,7 @@ class UpstreamConfig:
     key: Path | None = field(default=None, metadata=_reads(values.optional(values.path)))
     name: str | None = field(default=None, metadata=_reads(values.optional(values.host_name)))
     runs: tuple[str, ...] = field(default=("*",), metadata=_reads(values.run_names))
-    connections: int = field(default=4, metadata=_reads(values.count(1, _CONNECTIONS)))
+    connections: int = field(default=16, metadata=_reads(values.count(1, _CONNECTIONS)))
 
     @property
     def tls(self) -> TlsFiles | None:

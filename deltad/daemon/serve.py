@@ -40,6 +40,8 @@ log = structlog.get_logger("deltad.daemon")
 DRAIN_SECONDS = 20.0
 RESTART_SECONDS = 1.0
 CHORE_SECONDS = 2.0
+_KEPT_SECONDS = 300.0
+"""How long a connection on which nothing is asked stays open."""
 
 
 def serve(config: Config) -> int:
@@ -169,6 +171,8 @@ async def _start(stack: AsyncExitStack, app: web.Application, limits: Limits, fa
         access_log=None,
         handle_signals=False,
         shutdown_timeout=2.0,
+        # Daemons that pull keep their connections from one version to the next.
+        keepalive_timeout=_KEPT_SECONDS,
         max_line_size=limits.header_line_bytes,
         max_field_size=limits.header_line_bytes,
         max_headers=limits.headers,

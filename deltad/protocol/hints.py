@@ -46,6 +46,10 @@ class Hints:
         """Whether the peer has not been asked yet how to reach this version, or a newer one."""
         return now >= self._off_until and (self._newest is None or newest > self._newest)
 
+    def ask_again(self) -> None:
+        """Nothing that the peer spoke of led on: what it said is no answer any more."""
+        self._newest = None
+
     def take(self, hints: Iterable[Hint], newest: Version, keep: Collection[bytes]) -> None:
         """The peer's answer when it was asked how to reach `newest`. Of earlier ones, those in `keep` stay."""
         kept = {manifest: hint for manifest, hint in self.by_manifest.items() if manifest in keep}

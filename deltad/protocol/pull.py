@@ -271,6 +271,9 @@ class Pull:
         for manifest in needing - derived:
             self._lacking[manifest] = now + self._policy.refused_delay
             self._stale = True
+        for version, plan in list(self._plans.items()):
+            if any(edge.manifest in self._lacking for edge in plan.edges.values()):
+                del self._plans[version]  # so that other edges are asked for from what is held
         self._leave(derived, now)
 
     def object_loaded(self, arrived: Arrived, now: float) -> None:
@@ -590,6 +593,8 @@ class Pull:
         for digest in [digest for digest, until in self._lacking.items() if until <= now]:
             del self._lacking[digest]
             self._stale = True
+            if not self._plans:
+                self._hints.ask_again()  # by now the peer may have come by another edge
         for version in [version for version, until in self._refused.items() if until <= now]:
             del self._refused[version]
             self._stale = True

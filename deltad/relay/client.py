@@ -38,6 +38,9 @@ from deltad.types import RunId, Version, parse_run
 S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T")
 
+_KEPT_SECONDS = 300.0
+"""How long a connection is kept for the next version."""
+_READ_BYTES = 1 << 20
 _PROGRESS_BYTES = 16 << 10
 """What must arrive within `stall_seconds`, unless the body is at its end before."""
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re.ASCII)
@@ -89,7 +92,8 @@ class RelayClient:
 
     async def __aenter__(self) -> RelayClient:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=120.0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_SECONDS),
+            read_bufsize=_READ_BYTES,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept-Encoding": "identity"},

@@ -28,6 +28,7 @@ from deltad.relay.heartbeat_pull import HeartbeatPull
 from deltad.relay.link import Link
 from deltad.relay.pacer import Pacer
 from deltad.relay.run_pull import PullStats, RunPull
+from deltad.relay.slots import Slots
 from deltad.relay.source import Count, Source
 from deltad.relay.target_pull import TargetPull
 from deltad.store.announce import Announcements
@@ -69,9 +70,9 @@ class Puller:
     """Pulls `runs` (names, or `*` for all) from the daemon at `url` into `store`, for as long as `run` runs.
 
     `token` and `tls` are those of `RelayClient`. With `source`, whom that makes is asked in place of a daemon, such
-    as a bucket; it is given what to tell of every body byte. `pacer` holds bodies to caps. Up to `connections` objects
-    are fetched at a time. `on_committed` is called in the event loop after each commit, before the announcement. All
-    methods belong to the event loop's thread.
+    as a bucket; it is given what to tell of every body byte. `pacer` holds bodies to caps. Objects are fetched over as
+    many connections as make it faster, up to `connections`, which are kept for what comes next. `on_committed` is
+    called in the event loop after each commit, before the announcement. All methods belong to the event loop's thread.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Puller:
             denied_delay=self._policy.denied_rest,
             rng=self._rng,
         )
-        self.slots = asyncio.Semaphore(connections)
+        self.slots = Slots(connections)
         self.pacer = pacer or Pacer(())
         self._client: Source
         if source is not None:
@@ -287,6 +288,8 @@ class Puller:
         started = _now()
         hello = await self._client.hello()
         self.link.rtt = _now() - started
+        if not self.slots.width.used:  # else the reply may have waited behind what is on its way
+            self.slots.width.measured(self.link.rtt)
         if FORMAT not in hello.formats:
             raise PeerError(
                 f"{self.url} ({hello.daemon!r:.80})",
@@ -360,6 +363,7 @@ class Puller:
 
     def _count(self, count: int) -> None:
         self.link.received(count, _now())
+        self.slots.received(count, _now())
         self._on_received(count)
 
     def _committed(self, record: VersionRecord, stats: PullStats) -> None:

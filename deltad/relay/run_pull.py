@@ -35,6 +35,7 @@ from deltad.protocol.pull_decisions import (
 from deltad.protocol.pull_plan import Arrived, Kind, Wanted, check_arrival
 from deltad.relay.link import Link
 from deltad.relay.pacer import Pacer
+from deltad.relay.slots import Slots
 from deltad.relay.source import Source
 from deltad.store.runs import RunStore
 from deltad.store.store import Store
@@ -108,7 +109,7 @@ class Peer(Protocol):
     """What a run's puller shares with the others of the same upstream."""
 
     link: Link
-    slots: asyncio.Semaphore
+    slots: Slots
     """Held while an object is on its way."""
     pacer: Pacer
 
@@ -326,7 +327,7 @@ class RunPull:
                         pace=lambda n: self._peer.pacer.take(self.run_id, self._client.url, n),
                     )
                 )
-            arrived = await self._check(wanted, bytes(buffer))
+            arrived = await self._guarded(self._check(wanted, bytes(buffer)))
         except NotFoundError as error:
             self._peer.note_failure(error)
             self.pull.object_missing(wanted, _now())
@@ -349,7 +350,13 @@ class RunPull:
             self._partials.popitem(last=False)
 
     async def _keep(self, arrived: Arrived) -> None:
-        if not self.pull.object_arrived(arrived, _now()):
+        try:
+            useful = await self._guarded(self._take(arrived))
+        except DeltadError as error:
+            self._peer.note_failure(error)
+            self.pull.object_failed(arrived.wanted, _now(), wrong=True)
+            return
+        if not useful:
             self._note_problem()
             return
         put = self._store.put_chunk if arrived.wanted.kind is Kind.CHUNK else self._store.put
@@ -364,13 +371,19 @@ class RunPull:
     async def _load(self, wanted: Wanted) -> None:
         try:
             data = await self._guarded(asyncio.to_thread(self._store.read, wanted.digest))
-            arrived = await self._check(wanted, data)
+            arrived = await self._guarded(self._check(wanted, data))
+            await self._guarded(self._take_held(arrived))
         except DeltadError as error:
             log.error("held_object_unusable", run=self.run_id, object=str(wanted), error=str(error))
             self.pull.load_failed(wanted)
         else:
-            self.pull.object_loaded(arrived, _now())
             self._note_problem()
+
+    async def _take(self, arrived: Arrived) -> bool:
+        return self.pull.object_arrived(arrived, _now())
+
+    async def _take_held(self, arrived: Arrived) -> None:
+        self.pull.object_loaded(arrived, _now())
 
     async def _check(self, wanted: Wanted, data: bytes) -> Arrived:
         return await asyncio.to_thread(check_arrival, wanted, data, self._client.url, limits=self._limits)

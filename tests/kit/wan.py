@@ -39,8 +39,8 @@ _TUNSETIFF = 0x400454CA
 _IFF_TUN_NO_PI = 0x1001
 _CLONE_NEWNET = 0x40000000
 _DEVICE = "wan0"
-_MTU = 1500
 _BATCH = 64
+_MOST_BYTES = 64 << 10
 _NAMES = ("a", "b")
 
 
@@ -49,7 +49,8 @@ class Line:
     """A link, the same in both directions: `rtt` in seconds, `rate` in bytes of IP packets a second.
 
     `loss` is the share of packets that vanish. `queue` is how many bytes wait for the rate before more are dropped;
-    None stands for what the line carries in one round trip.
+    None stands for what the line carries in one round trip. `mtu` in bytes: larger packets are fewer, and each costs
+    the box its share of a processor.
     """
 
     rtt: float
@@ -57,11 +58,12 @@ class Line:
     loss: float = 0.0
     seed: int = 0
     queue: int | None = None
+    mtu: int = 1500
 
     @property
     def queue_bytes(self) -> int:
         """At least 64 packets."""
-        return max(64 * _MTU, int(self.rate * self.rtt) if self.queue is None else self.queue)
+        return max(64 * self.mtu, int(self.rate * self.rtt) if self.queue is None else self.queue)
 
 
 @dataclass(slots=True)
@@ -179,7 +181,7 @@ class Wan:
                 inside = ("-n", self.namespace(end))
                 _ip(*inside, "link", "set", "lo", "up")
                 _ip(*inside, "addr", "add", self.address(end), "peer", self.address(other), "dev", _DEVICE)
-                _ip(*inside, "link", "set", _DEVICE, "mtu", str(_MTU), "txqueuelen", "10000", "up")
+                _ip(*inside, "link", "set", _DEVICE, "mtu", str(self.line.mtu), "txqueuelen", "10000", "up")
         except BaseException:
             self._end()
             raise
@@ -222,7 +224,7 @@ def _open_tun(namespace: str) -> int:
 def _receive(descriptor: int, lane: Lane) -> None:
     for _ in range(_BATCH):
         try:
-            packet = os.read(descriptor, 2048)
+            packet = os.read(descriptor, _MOST_BYTES)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EIO):  # nothing there, or the device is not up yet
                 return

@@ -48,6 +48,7 @@ run = "r"
 directory = "/checkpoints"
 [[upstream]]
 url = "https://far:7700"
+connections = 4
 token_file = "token"
 [[trust]]
 key = "{KEY.public}"

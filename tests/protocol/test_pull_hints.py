@@ -307,6 +307,25 @@ def test_a_derived_edge_that_is_no_good_is_left_and_another_way_taken(chain: lis
     assert pulling.now < POLICY.refused_delay, "at once, and no version is refused for it"
 
 
+def test_where_nothing_leads_on_the_peer_is_asked_again_for_edges_that_it_has_come_by(chain: list[Published]) -> None:
+    """The one edge that the record names is lacking at the peer, which has reached the version in another way."""
+    pulling = laggard(chain[:11], held=0)
+    pulling.holdings.hold(chain[9])
+    pulling.restart()
+    delta = edge_of(chain[10])
+    del pulling.peer_objects[Digest(delta.ref.manifest)]
+    pulling.notice(chain[10])
+    while pulling.outstanding:
+        pulling.answer(pulling.outstanding[0])
+    assert pulling.pull.problem is not None
+    whole = anchor(chain[10])
+    pulling.peer_objects |= whole.objects
+    pulling.hints = [whole.hint]
+    pulling.finish()
+    assert numbers(pulling) == [11]
+    assert POLICY.refused_delay <= pulling.now < 2 * POLICY.refused_delay
+
+
 def test_a_version_that_only_a_hint_has_spoken_of_is_not_missed(chain: list[Published]) -> None:
     pulling = laggard(chain)
     delta = edge_of(chain[1]).hint

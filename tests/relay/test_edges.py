@@ -20,7 +20,7 @@ from deltad.store.mirror import Mirror
 from deltad.store.store import Store
 from deltad.types import Digest, RunId, Variant, Version
 from tests.kit.checkpoints import read_checkpoint
-from tests.kit.derived import Derived, anchor, edge_of, skip_delta
+from tests.kit.derived import Derived, altered, anchor, edge_of, skip_delta
 from tests.kit.regions import RUN, TOKEN, Downstream, Upstream
 from tests.kit.versions import Lineage, Published
 
@@ -268,6 +268,28 @@ async def test_a_restart_on_the_way_goes_on_over_the_same_edges(
         assert paths_bytes(downstream, Version(1, 1)) == ladder[0].bytes + ladder[2].bytes - here
 
 
+async def test_a_newcomer_to_which_no_edge_of_its_upstream_leads_goes_on_when_one_has_been_derived(
+    tmp_path: Path, chain: list[Published]
+) -> None:
+    """It holds the version before as an anchor; the upstream reached the next one without the edge from there."""
+    async with Upstream(tmp_path / "a") as upstream, Downstream(tmp_path / "b", upstream.url) as downstream:
+        chain[0].commit_into(upstream.store)
+        other = skip_delta([chain[0], chain[1], chain[2]])
+        for digest, data in other.objects.items():
+            (upstream.store.put_chunk if digest in other.chunks else upstream.store.put)(data)
+        upstream.store.run(RUN).commit(chain[2].data, [Digest(other.ref.manifest)])
+        chain[1].put_into(downstream.store)
+        whole = anchor(chain[1])
+        for digest, data in whole.objects.items():
+            (downstream.store.put_chunk if digest in whole.chunks else downstream.store.put)(data)
+        downstream.store.run(RUN).commit(chain[1].data, [Digest(whole.ref.manifest)])
+        with pytest.raises(DeltadError):
+            await downstream.puller.pull_once(RUN, 0.5)
+        anchor(chain[2]).add_to(upstream.store)  # nothing is announced
+        await downstream.reaches(chain[2].version)
+        assert held(downstream) == [2, 3]
+
+
 Lie = Callable[[EdgeHints], EdgeHints | bytes]
 
 
@@ -310,7 +332,26 @@ def backwards(hints: EdgeHints) -> EdgeHints:
 async def test_a_peer_that_does_not_know_the_question_or_lies_costs_time_and_nothing_else(
     tmp_path: Path, chain: list[Published], lie: Lie | None
 ) -> None:
-    made = skip_delta(chain[:13])
+    await lied_to(tmp_path, chain, lie, skip_delta(chain[:13]))
+
+
+async def test_a_delta_that_no_record_names_is_left_and_another_way_taken(
+    tmp_path: Path, chain: list[Published]
+) -> None:
+    forged = altered(skip_delta(chain[:13]), kind=EdgeKind.DELTA)
+
+    def name_it(hints: EdgeHints) -> EdgeHints:
+        (hint,) = hints.edges
+        changes = {"kind": EdgeKind.DELTA, "manifest": forged.ref.manifest.hex(), "size": forged.ref.size}
+        return EdgeHints((msgspec.structs.replace(hint, **changes),))
+
+    await lied_to(tmp_path, chain, name_it, skip_delta(chain[:13]), forged)
+
+
+async def lied_to(
+    tmp_path: Path, chain: list[Published], lie: Lie | None, made: Derived, forged: Derived | None = None
+) -> None:
+    """The weights of v13 arrive, whatever the peer says of the edges from v1; it has the objects of what is forged."""
 
     @web.middleware
     async def answer(
@@ -336,6 +377,8 @@ async def test_a_peer_that_does_not_know_the_question_or_lies_costs_time_and_not
         for published in chain[1:13]:
             published.commit_into(upstream.store)
         made.add_to(upstream.store)
+        if forged is not None:
+            upstream.store.put(forged.objects[Digest(forged.ref.manifest)])
         downstream.start()
         await downstream.reaches(chain[12].version)
         await check_weights(downstream, chain[12], tmp_path / "export")

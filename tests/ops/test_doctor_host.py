@@ -174,7 +174,7 @@ def test_small_windows_and_slow_starts_of_the_kernel_are_found(tmp_path: Path) -
         pytest.skip("no network name space can be made here")
     about = found(tmp_path, *command)
     assert about["link to http://127.0.0.1:9"]["level"] == "warning"
-    assert "4 connections with 256 KiB of buffer" in about["link to http://127.0.0.1:9"]["found"]
+    assert "16 connections with 256 KiB of buffer" in about["link to http://127.0.0.1:9"]["found"]
     assert "tcp_slow_start_after_idle = 1" in about["TCP"]["found"]
 
 

@@ -26,7 +26,7 @@ from deltad.delta.encoding import sha256
 from deltad.delta.layout import decode_layout
 from deltad.delta.manifest import decode_manifest, decode_page
 from deltad.delta.record import EdgeRef, VersionRecord, decode_record
-from deltad.errors import ConflictError, DeltadError, IntegrityError, NotFoundError
+from deltad.errors import ConflictError, DeltadError, FormatError, IntegrityError, NotFoundError
 from deltad.store.bucket.index import (
     INDEX_FORMAT,
     OWNER,
@@ -171,6 +171,7 @@ class Twin:
     async def bring(self, run: RunId, digests: Iterable[Digest]) -> int:
         """Bring objects that the store holds and the bucket may lack; returns the bytes that went up."""
         room, sent = asyncio.Semaphore(AT_A_TIME), 0
+        trouble: DeltadError | None = None
 
         async def bring_one(digest: Digest) -> None:
             nonlocal sent
@@ -186,7 +187,9 @@ class Twin:
                     await room.acquire()
                     uploads.create_task(bring_one(digest))
         except* DeltadError as errors:
-            raise _first(errors) from None
+            trouble = _first(errors)
+        if trouble is not None:
+            raise trouble
         return sent
 
     async def objects_of(self, index: Index) -> set[Digest]:
@@ -200,6 +203,12 @@ class Twin:
             parts = (entry.record, *(edge.manifest for edge in entry.edges))
             if not all(part in known for part in parts):
                 known |= await self._learn(run, entry)
+            if nobody := [part for part in parts if part not in known]:
+                raise FormatError(
+                    f"pointer of {run} in {self.bucket.url}: {entry.version}",
+                    expected="edges of variants that its record has",
+                    found=f"one of manifest {nobody[0].hex()}",
+                )
             self._led[run] |= {part: known[part] for part in parts}
         packed = b"".join(self._led[run].values())
         return {Digest(packed[at : at + DIGEST_BYTES]) for at in range(0, len(packed), DIGEST_BYTES)}
@@ -307,7 +316,7 @@ def _next_index(records: RunStore, known: Index | None, most: int) -> Index | No
 
 
 def _first(errors: BaseExceptionGroup[DeltadError]) -> DeltadError:
-    """One of several failures: that nobody can be reached says more than what was not written for it."""
+    """One of several failures that came together."""
     found = errors.exceptions[0]
     return found if isinstance(found, DeltadError) else _first(found)
 

@@ -12,15 +12,18 @@ from contextlib import suppress
 
 import structlog
 
-from deltad.client.messages import FleetView
+from deltad.client.messages import CollectReply, Explanation, FleetView
 from deltad.config import Config
 from deltad.errors import DeltadError, NotFoundError
-from deltad.store.garbage import Collected, collect
+from deltad.store.garbage import Collected, Explained, collect
 from deltad.store.retention import Retention
 from deltad.store.store import Store
 from deltad.types import RunId, parse_version
 
 log = structlog.get_logger()
+
+SHOWN_OBJECTS = 10_000
+"""How many objects that stay, and that go, are told of one by one."""
 
 COLLECT_SECONDS = 300.0
 """How often a daemon collects by itself."""
@@ -77,3 +80,21 @@ class Keeper:
             log.warning("not_collected", error=str(error))
             return str(error)
         return ""
+
+
+def collect_reply(collected: Collected) -> CollectReply:
+    """What a collection did, or would do, in words."""
+    dropped = [found for found in collected.objects if not found.kept]
+    kept = [found for found in collected.objects if found.kept]
+    shown = (*dropped[:SHOWN_OBJECTS], *kept[:SHOWN_OBJECTS])
+    return CollectReply(
+        versions=tuple(map(_explanation, collected.versions)),
+        objects=tuple(map(_explanation, shown)),
+        kept_objects=len(kept),
+        dropped_objects=len(dropped),
+        dropped_bytes=collected.freed_bytes,
+    )
+
+
+def _explanation(found: Explained) -> Explanation:
+    return Explanation(found.thing, found.bytes, found.kept, found.why)

@@ -22,7 +22,6 @@ from deltad.client.handover import HandedOver, HandOver, HandOverReply, JoinRepl
 from deltad.client.messages import (
     CollectReply,
     CollectRequest,
-    Explanation,
     ExportReply,
     ExportRequest,
     NextReply,
@@ -44,10 +43,11 @@ from deltad.client.messages import (
 )
 from deltad.config import Config
 from deltad.daemon.buckets import Twins, bucket_puller, make_pacer
-from deltad.daemon.deriving import LOOK_SECONDS, Deriving
+from deltad.daemon.chores import Chores
+from deltad.daemon.deriving import Deriving
 from deltad.daemon.handing import HandOvers
 from deltad.daemon.heartbeats import Heartbeats
-from deltad.daemon.keeping import Keeper
+from deltad.daemon.keeping import Keeper, collect_reply
 from deltad.daemon.leading import Lead
 from deltad.daemon.notes import Note
 from deltad.daemon.origin import Handed, Origin, Published, PublishOptions
@@ -62,7 +62,7 @@ from deltad.delta.backend.fallback import Switch
 from deltad.delta.keys import PublicKey
 from deltad.delta.record import VersionRecord
 from deltad.delta.threads import default_threads
-from deltad.errors import DeltadError, NotFoundError, UsageError
+from deltad.errors import NotFoundError, UsageError
 from deltad.figures import size
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.fleet import Fleet, Standing
@@ -73,7 +73,6 @@ from deltad.protocol.pull import PullPolicy
 from deltad.relay.client import ClientTls
 from deltad.relay.puller import Puller, PullerPolicy, PullStats
 from deltad.store.announce import Announcements
-from deltad.store.garbage import Collected, Explained
 from deltad.store.mirror import Mirror
 from deltad.store.pins import Pin
 from deltad.store.rederive import Rederiver
@@ -83,12 +82,6 @@ from deltad.types import RunId, Variant, Version, VersionId, parse_daemon_name, 
 log = structlog.get_logger()
 
 _TRAILING_NUMBER = re.compile(r"([0-9]{1,15})\Z")
-MIRROR_REST_SECONDS = 300.0
-"""How long a mirror that could not advance is left alone."""
-
-
-SHOWN_OBJECTS = 10_000
-"""How many objects that stay, and that go, are told of one by one."""
 
 
 class Node:
@@ -130,18 +123,18 @@ class Node:
         self.unwell: dict[str, str] = {}
         """Parts that are not well now, each with the reason, for readiness."""
         self.remarks = Remarks()
-        self._activities: dict[RunId, str] = {}
+        self.activities: dict[RunId, str] = {}
         self._cadences: dict[RunId, Cadence] = {}
         self._runs: dict[RunId, Versions] = {}
         self._origins: dict[RunId, Origin] = {}
         self._started = time.monotonic()
-        self._size = StoreSize(store)
-        self._mirror_rests: dict[RunId, float] = {}
-        self._keeper = Keeper(store, config)
+        self.store_size = StoreSize(store)
+        self.keeper = Keeper(store, config)
         self.scrubbing = Scrubbing(
             store, config.scrub, self.metrics, self.pullers, mirrors=self._mirrors, rederiver=self._rederiver
         )
         self.deriving = Deriving(store, config, self.metrics)
+        self.chores = Chores(self)
         self._handovers = HandOvers(store, self.backend, self)
         self._leads = {lead.run: Lead(lead, limits) for lead in config.leads}
 
@@ -223,11 +216,11 @@ class Node:
         """Publish and tell everyone. Raises what `Origin.publish` raises."""
         versions = self.versions_of(run)
         try:
-            self._activities[run] = f"encoding {directory.name}"
+            self.activities[run] = f"encoding {directory.name}"
             how = {"coding": self.coding(run), **how}
             published = await versions.publish(self.origin(run), directory, number, **how)
         finally:
-            self._activities.pop(run, None)
+            self.activities.pop(run, None)
         return self._on_published(versions, published)
 
     async def publish_handed(
@@ -245,7 +238,7 @@ class Node:
     def _on_published(self, versions: Versions, published: Published) -> PublishReply:
         info = versions.info(published.record.version)
         if not published.already:
-            self._size.came(info.delta_bytes)
+            self.store_size.came(info.delta_bytes)
             self.metrics.published(info)
             log.info(
                 "version_published",
@@ -271,7 +264,7 @@ class Node:
         versions = self.versions_of(RunId(record.run))
         versions.note(record.version, Note(Seconds(transfer=stats.seconds), pulled_bytes=stats.bytes))
         info = versions.info(record.version)
-        self._size.came(info.delta_bytes)
+        self.store_size.came(info.delta_bytes)
         self.metrics.pulled(info)
         self.announcements.announce()
 
@@ -361,10 +354,10 @@ class Node:
         return target_of(self.versions_of(run).records, self.config.daemon.name)
 
     async def collect(self, request: CollectRequest) -> CollectReply:
-        self._renew_leases(time.monotonic())
-        collected = await self._keeper.collect(dry_run=request.dry_run)
-        self._forget_gone()
-        return _collect_reply(collected)
+        self.chores.renew_leases(time.monotonic())
+        collected = await self.keeper.collect(dry_run=request.dry_run)
+        self.chores.forget_gone()
+        return collect_reply(collected)
 
     def versions(self, run: RunId) -> list[VersionInfo]:
         return self.versions_of(run).all()
@@ -386,7 +379,7 @@ class Node:
             ready=not reasons,
             reasons=tuple(reasons),
             store=str(self.store.path),
-            store_bytes=self._size.bytes,
+            store_bytes=self.store_size.bytes,
             free_bytes=self.store.free_bytes(),
             region=self.fleet.region(standings, now),
             upstreams=tuple(puller.view() for puller in self.pullers),
@@ -407,10 +400,11 @@ class Node:
         free = self.store.free_bytes()
         if free < 2 * self.limits.disk_reserve_bytes:
             found.append(f"store: {size(free)} free, close to the reserve of {size(self.limits.disk_reserve_bytes)}")
-        found += [f"upstream {view.url}: {view.error or view.activity}" for view in self._upstreams() if not view.up]
+        found += [f"upstream {view.url}: {view.error or view.activity}" for view in self.upstreams() if not view.up]
         return found
 
-    def _upstreams(self) -> list[UpstreamView]:
+    def upstreams(self) -> list[UpstreamView]:
+        """Every upstream and bucket that is pulled from."""
         return [puller.view() for puller in self.pullers]
 
     def standings(self) -> dict[RunId, Standing]:
@@ -439,7 +433,7 @@ class Node:
 
     def describe_all(self) -> None:
         """Read what every version that is held is, and takes. Blocks; called before anything is served."""
-        self._size.measure()
+        self.store_size.measure()
         self.heartbeats.make_ready()
         for run in self.runs():
             if latest := self.versions_of(run).all()[-1:]:
@@ -449,70 +443,13 @@ class Node:
         """Publishes that are under way."""
         return {deed for versions in self._runs.values() for deed in versions.deeds}
 
-    async def do_chores(self) -> None:
-        """Refresh gauges, drop exports that nobody needs, let mirrors catch up."""
-        now = time.monotonic()
-        if self._size.is_due(now):
-            await asyncio.to_thread(self._size.measure)
-        self.metrics.store(used=self._size.bytes, free=self.store.free_bytes())
-        for upstream in self._upstreams():
-            self.metrics.upstream(upstream.url, up=upstream.up)
-        self.fleet.forget_silent(now)
-        for run in self.runs():
-            view = self.fleet.view(run, self.versions_of(run).all(), now, target=self._target(run))
-            self.metrics.fleet(run, [r.state for region in view.regions for r in region.report.runs[run].replicas])
-            self.metrics.target(run, held=view.target is not None, verified=view.verified)
-        for export in await asyncio.to_thread(lambda: list(self.store.exports().iterdir())):
-            if not self.fleet.is_registered(export.name):
-                await asyncio.to_thread(shutil.rmtree, export, ignore_errors=True)
-        for run in self.runs():
-            await self._advance_mirror(run, now)
-        self._renew_leases(now)
-        if problem := await self._keeper.collect_when_due(now):
-            self.unwell["garbage"] = problem
-        else:
-            self.unwell.pop("garbage", None)
-        self._forget_gone()
-
     async def plan(self, run: RunId) -> PlanReply:
         versions = self.versions_of(run)
         return await self.deriving.explain(versions, self.fleet.view(run, versions.all(), time.monotonic()))
 
-    async def derive(self) -> None:
-        """Make and drop edges in the background, for as long as the daemon runs."""
-        while True:
-            await self.derive_now()
-            await asyncio.sleep(LOOK_SECONDS)
-
-    async def derive_now(self) -> None:
-        """Make and drop the edges of all runs that the policy decides on; none while a checkpoint is published."""
-        for run in self.runs():
-            if not self._activities:
-                now = time.monotonic()
-                versions = self.versions_of(run)
-                await self.deriving.look(versions, self.fleet.view(run, versions.all(), now), now)
-
-    def _forget_gone(self) -> None:
-        for versions in self._runs.values():
-            if versions.forget_gone():
-                self._size.went()
-
-    def _renew_leases(self, now: float) -> None:
-        self._keeper.renew_leases(self.fleet.view(run, self.versions_of(run).all(), now) for run in self.runs())
-
-    async def _advance_mirror(self, run: RunId, now: float) -> None:
-        part = f"mirror {run}"
-        if now < self._mirror_rests.get(run, 0.0):
-            return
-        try:
-            await self.versions_of(run).advance_mirror()
-            self.unwell.pop(part, None)
-        except DeltadError as error:
-            # The path of versions does not need it; it is tried again when something may have changed.
-            if self.unwell.get(part) != str(error):
-                log.warning("mirror_not_advanced", run=run, error=str(error))
-            self.unwell[part] = str(error)
-            self._mirror_rests[run] = now + MIRROR_REST_SECONDS
+    def known(self) -> list[Versions]:
+        """What is known of each run that was asked for."""
+        return list(self._runs.values())
 
     def _mirrors(self) -> list[Mirror]:
         """Of all runs that are held."""
@@ -531,10 +468,7 @@ class Node:
     def _activity(self, run: RunId) -> str:
         latest = self.versions_of(run).records.latest()
         remark = self.remarks.about(run, None if latest is None else latest.version)
-        if run in self._activities:
-            doing = [self._activities[run]]
-        else:
-            doing = [puller.activity(run) for puller in self.pullers]
+        doing = [self.activities[run]] if run in self.activities else [puller.activity(run) for puller in self.pullers]
         twins = (twins.activity(run) for twins in self.twins)
         cadence = self._cadences[run].remark() if run in self._cadences else ""
         return "; ".join(part for part in (*doing, cadence, self.deriving.activity(run), *twins, remark) if part)
@@ -597,20 +531,3 @@ def _begins_from(run: RunId, request: PublishRequest) -> VersionId | None:
             hint="to go on from an older version of the run, resume from it",
         )
     return base
-
-
-def _collect_reply(collected: Collected) -> CollectReply:
-    dropped = [found for found in collected.objects if not found.kept]
-    kept = [found for found in collected.objects if found.kept]
-    shown = (*dropped[:SHOWN_OBJECTS], *kept[:SHOWN_OBJECTS])
-    return CollectReply(
-        versions=tuple(map(_explanation, collected.versions)),
-        objects=tuple(map(_explanation, shown)),
-        kept_objects=len(kept),
-        dropped_objects=len(dropped),
-        dropped_bytes=collected.freed_bytes,
-    )
-
-
-def _explanation(found: Explained) -> Explanation:
-    return Explanation(found.thing, found.bytes, found.kept, found.why)

@@ -222,7 +222,7 @@ def _parts(node: Node) -> Iterator[tuple[str, Part]]:
         yield f"bucket {twins.url}", twins.run
     yield "scrub", node.scrubbing.run
     if node.config.daemon.derive_rate:
-        yield "deriving", node.derive
+        yield "deriving", node.chores.derive
     yield "chores", lambda: _chores(node)
 
 
@@ -238,7 +238,7 @@ async def _supervise(name: str, part: Part) -> None:
 async def _chores(node: Node) -> None:
     """What is done now and then: metrics, exports that nobody needs, mirrors that fell behind."""
     while True:
-        await node.do_chores()
+        await node.chores.do()
         await asyncio.sleep(CHORE_SECONDS)
 
 

@@ -13,7 +13,7 @@ import asyncio
 import re
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -24,7 +24,6 @@ from deltad.client.messages import (
     CollectRequest,
     DerivedEdgesReply,
     DerivedEdgeView,
-    ErrorReply,
     ExportRequest,
     FleetView,
     LatestReply,
@@ -40,12 +39,25 @@ from deltad.client.messages import (
     VersionInfo,
     VersionsReply,
 )
-from deltad.errors import DeltadError, DeniedError, LimitError, NotFoundError, UsageError
+from deltad.errors import DeniedError, LimitError, NotFoundError, UsageError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.binding import caller_name, may_connect
 from deltad.local.fleet import Fleet
 from deltad.local.handing import HandOverRoutes
 from deltad.local.operations import Operations
+from deltad.local.requests import (
+    Handler,
+    answer_errors,
+    check_directory,
+    done,
+    json_reply,
+    number_of,
+    optional_version,
+    query_of,
+    replica_of,
+    run_of,
+    version_of,
+)
 from deltad.protocol.access import EVERYTHING, Doorkeeper, Principal, Right, certificate_names
 from deltad.protocol.target import REASON_CHARACTERS
 from deltad.store.announce import Announcements
@@ -53,7 +65,6 @@ from deltad.store.objects import ObjectReader
 from deltad.store.store import Store
 from deltad.types import (
     RunId,
-    Version,
     VersionId,
     parse_daemon_name,
     parse_digest,
@@ -64,13 +75,11 @@ from deltad.types import (
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound=msgspec.Struct)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _PIECE = 1 << 20
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,9})?", re.ASCII)
 _COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
 _MOST_NUMBER = 10**15 - 1
-_PATH_CHARACTERS = 4096
 _IDENTITY_CHARACTERS = 256
 _REASON_CHARACTERS = 256
 _CALLER = web.RequestKey("caller", Principal)
@@ -123,7 +132,7 @@ class LocalServer:
     def app(self) -> web.Application:
         """The application. Shutting it down answers all long polls at once."""
         app = web.Application(
-            middlewares=[_answer_errors, self._recognise], client_max_size=self._limits.json_body_bytes
+            middlewares=[answer_errors, self._recognise], client_max_size=self._limits.json_body_bytes
         )
         app.on_shutdown.append(self._drain)
         get, post = hdrs.METH_GET, hdrs.METH_POST
@@ -180,46 +189,46 @@ class LocalServer:
     # Versions.
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
+        query_of(request)
         _require(request, request[_CALLER].sees_all)
-        return _json(self._operations.status())
+        return json_reply(self._operations.status())
 
     async def _versions(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
-        return _json(VersionsReply(tuple(self._operations.versions(_run(request)))))
+        query_of(request)
+        return json_reply(VersionsReply(tuple(self._operations.versions(run_of(request)))))
 
     async def _version(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
-        run, version = _run(request), _version(request)
+        query_of(request)
+        run, version = run_of(request), version_of(request)
         for info in self._operations.versions(run):
             if parse_version(info.version) == version:
-                return _json(info)
+                return json_reply(info)
         if run in self._store.runs():
             self._store.run(run).record(version)  # knows best what has become of it
         raise NotFoundError(f"{VersionId(run, version)}", found="not held here", hint="see `deltad log`")
 
     async def _pin(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
-        run, version, body = _run(request), _version(request), await self._body(request, PinRequest)
+        query_of(request)
+        run, version, body = run_of(request), version_of(request), await self._body(request, PinRequest)
         if len(body.why) > _REASON_CHARACTERS:
             raise UsageError("reason", expected=f"at most {_REASON_CHARACTERS} characters")
         by = await _name(request)
-        return _json(await self._operations.pin(run, version, by, body.why))
+        return json_reply(await self._operations.pin(run, version, by, body.why))
 
     async def _unpin(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
-        return _json(await self._operations.unpin(_run(request), _version(request)))
+        query_of(request)
+        return json_reply(await self._operations.unpin(run_of(request), version_of(request)))
 
     async def _record(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
-        run, version = _run(request), _version(request)
+        query_of(request)
+        run, version = run_of(request), version_of(request)
         if run not in self._store.runs():
             raise NotFoundError(f"{VersionId(run, version)}", found="no version of this run is held here")
         return web.Response(body=self._store.run(run).record_bytes(version), content_type="application/octet-stream")
 
     async def _edges(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
-        run, version = _run(request), _version(request)
+        query_of(request)
+        run, version = run_of(request), version_of(request)
         if run not in self._store.runs():
             raise NotFoundError(f"{VersionId(run, version)}", found="no version of this run is held here")
         record = self._store.run(run).record(version)
@@ -235,11 +244,11 @@ class LocalServer:
             for edge in self._store.run(run).derived()
             if edge.target == record.version
         )
-        return _json(DerivedEdgesReply(edges))
+        return json_reply(DerivedEdgesReply(edges))
 
     async def _latest(self, request: web.Request) -> web.StreamResponse:
-        query = _query(request, "after", "wait")
-        run, after = _run(request), _optional_version(query, "after")
+        query = query_of(request, "after", "wait")
+        run, after = run_of(request), optional_version(query, "after")
 
         def newer() -> VersionInfo | None:
             versions = self._held(run)
@@ -250,62 +259,62 @@ class LocalServer:
         found = await self._wait(newer, self._wait_seconds(query))
         if found is None:
             self._operations.versions(run)  # refuses a run that has still not been heard of
-        return _json(LatestReply(found))
+        return json_reply(LatestReply(found))
 
     async def _publish(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
-        run, body = _run(request), await self._body(request, PublishRequest)
-        _check_directory(body.directory)
+        query_of(request)
+        run, body = run_of(request), await self._body(request, PublishRequest)
+        check_directory(body.directory)
         if body.number is not None and not 0 <= body.number <= _MOST_NUMBER:
             raise UsageError("number", expected=f"0 to {_MOST_NUMBER}", found=str(body.number))
         if len(body.identity) > _IDENTITY_CHARACTERS:
             raise UsageError("identity", expected=f"at most {_IDENTITY_CHARACTERS} characters")
-        return _json(await self._operations.publish(run, body))
+        return json_reply(await self._operations.publish(run, body))
 
     async def _join(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
-        return _json(await self._handing.join(_run(request), request))
+        query_of(request)
+        return json_reply(await self._handing.join(run_of(request), request))
 
     async def _hand_over(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
-        return _json(await self._handing.hand_over(_run(request), request))
+        query_of(request)
+        return json_reply(await self._handing.hand_over(run_of(request), request))
 
     async def _pull(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
-        run, body = _run(request), await self._body(request, PullRequest)
+        query_of(request)
+        run, body = run_of(request), await self._body(request, PullRequest)
         wait = min(max(body.wait, 0.0), self._limits.long_poll_seconds)
-        return _json(LatestReply(await self._operations.pull(run, wait)))
+        return json_reply(LatestReply(await self._operations.pull(run, wait)))
 
     async def _export(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
-        run, body = _run(request), await self._body(request, ExportRequest)
+        query_of(request)
+        run, body = run_of(request), await self._body(request, ExportRequest)
         if body.version:
             parse_version(body.version)
         if body.directory:
             _require(request, request[_CALLER].may(Right.ADMINISTER))  # it writes wherever it is told
-            _check_directory(body.directory)
+            check_directory(body.directory)
         if body.replica or not body.directory:
             self._fleet.registration(parse_daemon_name(body.replica))
-        return _json(await self._operations.export(run, body))
+        return json_reply(await self._operations.export(run, body))
 
     async def _verify(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
-        run, body = _run(request), await self._body(request, VerifyRequest)
+        query_of(request)
+        run, body = run_of(request), await self._body(request, VerifyRequest)
         if body.version:
             parse_version(body.version)
-        return _json(await self._operations.verify(run, body))
+        return json_reply(await self._operations.verify(run, body))
 
     async def _plan(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
-        return _json(await self._operations.plan(_run(request)))
+        query_of(request)
+        return json_reply(await self._operations.plan(run_of(request)))
 
     async def _targets(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
-        return _json(self._operations.targets(_run(request)))
+        query_of(request)
+        return json_reply(self._operations.targets(run_of(request)))
 
     async def _move_target(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
-        run, body = _run(request), await self._body(request, TargetRequest)
+        query_of(request)
+        run, body = run_of(request), await self._body(request, TargetRequest)
         if body.version:
             parse_version(body.version)
         if body.fleet:
@@ -313,17 +322,17 @@ class LocalServer:
         if len(body.why) > REASON_CHARACTERS:
             raise UsageError("reason", expected=f"at most {REASON_CHARACTERS} characters", found=f"{len(body.why)}")
         by = await _name(request)
-        return _json(await self._operations.move_target(run, body, by))
+        return json_reply(await self._operations.move_target(run, body, by))
 
     async def _collect(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
+        query_of(request)
         _require(request, request[_CALLER].sees_all)
-        return _json(await self._operations.collect(await self._body(request, CollectRequest)))
+        return json_reply(await self._operations.collect(await self._body(request, CollectRequest)))
 
     # Objects.
 
     async def _object(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
+        query_of(request)
         digest = parse_digest(request.match_info["digest"])
         with await asyncio.to_thread(self._store.open_object, digest) as reader:
             response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "application/octet-stream"})
@@ -352,9 +361,9 @@ class LocalServer:
     # Replicas.
 
     async def _fleet_view(self, request: web.Request) -> web.StreamResponse:
-        query = _query(request, "version", "verified", "wait")
-        run, version = _run(request), _optional_version(query, "version")
-        enough = _number(query, "verified", _COUNT, "a whole number")
+        query = query_of(request, "version", "verified", "wait")
+        run, version = run_of(request), optional_version(query, "version")
+        enough = number_of(query, "verified", _COUNT, "a whole number")
 
         def view() -> FleetView:
             return self._fleet.view(run, self._held(run), self._clock(), version=version, target=self._target(run))
@@ -366,10 +375,10 @@ class LocalServer:
         found = await self._wait(verified, self._wait_seconds(query)) or view()
         if not found.replicas:
             self._operations.versions(run)  # refuses a run that has still not been heard of
-        return _json(found)
+        return json_reply(found)
 
     async def _register(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
+        query_of(request)
         body = await self._body(request, RegisterRequest)
         _require(request, request[_CALLER].may(Right.READ, body.run))
         self._require_replica(request, body.replica, known=False)
@@ -377,11 +386,11 @@ class LocalServer:
         self._fleet.register(body, self._clock(), hung_up=poll is not None and poll.transport is None)
         self._polls.pop(body.replica, None)
         self._announcements.announce()
-        return _done()
+        return done()
 
     async def _next(self, request: web.Request) -> web.StreamResponse:
-        query = _query(request, "after", "wait")
-        replica, after = _replica(request), _optional_version(query, "after")
+        query = query_of(request, "after", "wait")
+        replica, after = replica_of(request), optional_version(query, "after")
         self._require_replica(request, replica)
 
         def anything() -> NextReply | None:
@@ -401,27 +410,27 @@ class LocalServer:
                 break
         if request.transport is not None and self._polls.get(replica) is request:
             del self._polls[replica]
-        return _json(found or NextReply())
+        return json_reply(found or NextReply())
 
     async def _report_state(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
-        replica, body = _replica(request), await self._body(request, StateRequest)
+        query_of(request)
+        replica, body = replica_of(request), await self._body(request, StateRequest)
         self._require_replica(request, replica)
         run = parse_run(self._fleet.registration(replica).run)
         try:
             self._fleet.report_state(replica, body, self._held(run), self._clock())
         finally:
             self._announcements.announce()
-        return _done()
+        return done()
 
     async def _unregister(self, request: web.Request) -> web.StreamResponse:
-        _query(request)
-        replica = _replica(request)
+        query_of(request)
+        replica = replica_of(request)
         self._require_replica(request, replica)
         self._fleet.unregister(replica)
         self._announcements.announce()
         await asyncio.to_thread(self._operations.drop_export, replica)
-        return _done()
+        return done()
 
     # What several routes need.
 
@@ -459,7 +468,7 @@ class LocalServer:
         return reply[0] if reply else None
 
     def _wait_seconds(self, query: dict[str, str]) -> float:
-        return min(_number(query, "wait", _SECONDS, "seconds, such as 30"), self._limits.long_poll_seconds)
+        return min(number_of(query, "wait", _SECONDS, "seconds, such as 30"), self._limits.long_poll_seconds)
 
     async def _body(self, request: web.Request, kind: type[Body]) -> Body:
         thing = f"body of {request.method} {request.rel_url.raw_path[:200]}"
@@ -496,89 +505,3 @@ async def _name(request: web.Request) -> str:
     if name := request[_CALLER].name:
         return name
     return await asyncio.to_thread(caller_name, request.get_extra_info("socket"))
-
-
-@web.middleware
-async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error becomes an ErrorReply; only what nobody foresaw becomes a 500, with its traceback in the log."""
-    began = time.monotonic()
-    try:
-        response = await handler(request)
-    except DeltadError as error:
-        response = _refusal(error)
-    except web.HTTPException as error:
-        response = _refusal(_routing_error(request, error), status=error.status)
-    except Exception:
-        log.exception("internal_error", method=request.method, path=request.rel_url.raw_path)
-        sentence = f"{request.method} {request.rel_url.raw_path[:200]}: internal error; see the daemon's log"
-        response = _json(ErrorReply("Internal", sentence, exit_code=70), status=500)
-    log.debug(
-        "request",
-        method=request.method,
-        path=request.rel_url.raw_path,
-        status=response.status,
-        seconds=round(time.monotonic() - began, 6),
-    )
-    return response
-
-
-def _routing_error(request: web.Request, error: web.HTTPException) -> DeltadError:
-    if isinstance(error, web.HTTPMethodNotAllowed):
-        allowed = " or ".join(sorted(error.allowed_methods))
-        return UsageError(f"{request.rel_url.raw_path[:200]}", expected=allowed, found=request.method)
-    if isinstance(error, web.HTTPNotFound):
-        return NotFoundError(f"{request.rel_url.raw_path[:200]}", found="no such route")
-    return UsageError(f"{request.method} {request.rel_url.raw_path[:200]}", found=error.reason)
-
-
-def _refusal(error: DeltadError, *, status: int | None = None) -> web.Response:
-    reply = ErrorReply(error.kind, str(error), error.retryable, error.exit_code)
-    return _json(reply, status=status or error.http_status)
-
-
-def _json(reply: msgspec.Struct, *, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(reply), status=status, content_type="application/json")
-
-
-def _done() -> web.Response:
-    return web.Response(body=b"{}", content_type="application/json")
-
-
-def _run(request: web.Request) -> RunId:
-    return parse_run(request.match_info["run"])
-
-
-def _version(request: web.Request) -> Version:
-    return parse_version(request.match_info["version"])
-
-
-def _replica(request: web.Request) -> str:
-    return parse_daemon_name(request.match_info["replica"])
-
-
-def _query(request: web.Request, *known: str) -> dict[str, str]:
-    """The query, each parameter at most once and none but the known. Raises UsageError."""
-    query: dict[str, str] = {}
-    for name, value in request.query.items():
-        if name not in known or name in query:
-            expected = f"each of {', '.join(known)} at most once" if known else "no query"
-            raise UsageError(f"query of {request.rel_url.raw_path[:200]}", expected=expected, found=f"{name[:80]!r}")
-        query[name] = value
-    return query
-
-
-def _optional_version(query: dict[str, str], name: str) -> Version | None:
-    return parse_version(query[name]) if query.get(name) else None
-
-
-def _number(query: dict[str, str], name: str, form: re.Pattern[str], expected: str) -> float:
-    value = query.get(name, "0")
-    if not form.fullmatch(value):
-        raise UsageError(f"query parameter {name}", expected=expected, found=f"{value[:80]!r}")
-    return float(value)
-
-
-def _check_directory(directory: str) -> None:
-    """A directory of this host; a relative one would be relative to the wrong process. Raises UsageError."""
-    if not directory.startswith("/") or "\0" in directory or len(directory) > _PATH_CHARACTERS:
-        raise UsageError(f"directory {directory[:200]!r}", expected="an absolute path of this host")

@@ -216,7 +216,7 @@ async def test_after_long_work_it_is_decided_anew(host: Host) -> None:
 
 async def test_a_daemon_looks_after_all_of_its_runs(host: Host) -> None:
     node = Node(host.config, host.store)
-    await node.derive_now()
+    await node.chores.derive_now()
     assert {kind for kind, _, _ in host.derived()} == {EdgeKind.SKIP_DELTA}
 
 

@@ -94,7 +94,7 @@ async def test_a_region_keeps_what_it_and_its_replicas_hold_until_it_falls_silen
 
 
 async def test_a_damaged_description_is_told_of_and_versions_go_on(daemon: Daemon) -> None:
-    await daemon.node.do_chores()
+    await daemon.node.chores.do()
     assert daemon.node.unwell == {}
     edge = daemon.store.run(RUN).record(Version(1, 5)).variants[0].edges[0]
     daemon.store.objects.extent(edge.manifest).path.write_bytes(b"rot")
@@ -127,4 +127,4 @@ async def test_what_the_store_takes_is_told_from_the_start_and_soon_after_it_has
     await daemon.publish()
     assert again.status().store_bytes > held
     while again.status().store_bytes != daemon.store.used_bytes():
-        await again.do_chores()
+        await again.chores.do()

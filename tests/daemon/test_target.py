@@ -264,7 +264,7 @@ async def test_metrics_and_views_count_those_at_the_target(host: Host) -> None:
         state = StateRequest(ReplicaState.VERIFIED, version, roots[version])
         host.node.fleet.report_state(name, state, host.node.versions(RUN), now)
     await host.move(Act.ROLLBACK, "v000003")
-    await host.node.do_chores()
+    await host.node.chores.do()
     metrics = host.node.metrics.registry
     assert metrics.get_sample_value("deltad_target_held", {"run": RUN}) == 1
     assert metrics.get_sample_value("deltad_replicas_at_target", {"run": RUN}) == 1

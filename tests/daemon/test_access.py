@@ -73,6 +73,8 @@ LOCAL: list[tuple[str, str, set[str]]] = [
     ("GET", "/v1/runs/policy/edges/v1", READS_POLICY),
     ("GET", "/v1/runs/policy/latest", READS_POLICY),
     ("POST", "/v1/runs/policy/publish", ADMINISTERS | {"publisher"}),
+    ("POST", "/v1/runs/policy/ranks", ADMINISTERS | {"publisher"}),
+    ("POST", "/v1/runs/policy/steps", ADMINISTERS | {"publisher"}),
     ("POST", "/v1/runs/policy/pull", ADMINISTERS | {"controller"}),
     ("POST", "/v1/runs/policy/export", ADMINISTERS),
     ("POST", "/v1/runs/policy/verify", ADMINISTERS | {"controller"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 from typing import Any
@@ -321,3 +322,13 @@ def test_a_version_whose_description_was_damaged_is_told_of_again_once_that_is_h
     assert [info.version for info in versions.all()] == [str(Version(1, number)) for number in (0, 1, 2, 4, 5)]
     trainer.store.put(data)
     assert [info.version for info in versions.all()] == [str(Version(1, number)) for number in range(6)]
+
+
+async def test_what_a_publish_replaces_is_removed_once_it_was_told_of(trainer: Trainer) -> None:
+    versions = Versions(trainer.store, RUN, choose(), daemon="a")
+    baselines = trainer.run.directory / "baseline"
+    trainer.origin.tidy()
+    await versions.publish(trainer.origin, trainer.write(6, resumed(trainer)), 6)
+    while versions.deeds:
+        await asyncio.gather(*versions.deeds)
+    assert [path.name for path in baselines.iterdir()] == [VARIANT]

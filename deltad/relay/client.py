@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from types import TracebackType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import aiohttp
 import msgspec
@@ -42,6 +42,16 @@ _READ_BYTES = 1 << 20
 _PROGRESS_BYTES = 16 << 10
 """What must arrive within `stall_seconds`, unless the body is at its end before."""
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re.ASCII)
+
+
+class Sink(Protocol):
+    """What a body is read into, such as a bytearray."""
+
+    def __len__(self) -> int: ...
+
+    def extend(self, piece: bytes, /) -> None: ...
+
+    def clear(self) -> None: ...
 
 
 class RelayClient:
@@ -135,7 +145,7 @@ class RelayClient:
         hints = await self._ask(EdgeHints, f"/runs/{run}/edges", query)
         return self._parse(lambda: read_hints(hints, limits=self._limits))
 
-    async def fetch(self, wanted: Wanted, into: bytearray, *, count: Count) -> None:
+    async def fetch(self, wanted: Wanted, into: Sink, *, count: Count) -> None:
         """Append an object's bytes to `into`, from where it ends up to the object's size.
 
         What came before an error stays in `into`, so that another call goes on there. The bytes are
@@ -277,7 +287,7 @@ class RelayClient:
             raise PeerError(thing, expected=f"a body that its {SEAL} seals", found="other bytes")
         return data
 
-    async def _read(self, response: aiohttp.ClientResponse, limit: int, into: bytearray, count: Count | None) -> None:
+    async def _read(self, response: aiohttp.ClientResponse, limit: int, into: Sink, count: Count | None) -> None:
         """Append the body to `into`. Raises PeerError as soon as it is longer than `limit` bytes."""
         loop = asyncio.get_running_loop()
         taken = fresh = 0
@@ -296,7 +306,7 @@ class RelayClient:
                     if taken > limit:
                         thing = f"{self.url}{response.url.path}"
                         raise PeerError(thing, expected=f"at most {limit} bytes", found="more")
-                    into += piece
+                    into.extend(piece)
                     if fresh >= _PROGRESS_BYTES:
                         fresh = 0
                         watch.reschedule(loop.time() + self._stall)

@@ -121,11 +121,9 @@ def _processor(size: int, runs: int) -> Measurement:
         sender = _start(_end("send", size, port + 3), None)
         try:
             for _ in range(runs):
-                least = _runs(subprocess.run(_end("receive", size, port + 3), check=True, **_TEXT).stdout)
-                ours = _runs(
-                    subprocess.run(_end("pull", directory, f"http://127.0.0.1:{port}", 1), check=True, **_TEXT).stdout
-                )
-                ratios.append(ours[0].cpu / least[0].cpu)
+                (least,) = _runs(_read(_end("receive", size, port + 3)))
+                (ours,) = _runs(_read(_end("pull", directory, f"http://127.0.0.1:{port}", 1)))
+                ratios.append(ours.cpu / least.cpu)
         finally:
             for process in (server, sender):
                 process.kill()
@@ -133,7 +131,8 @@ def _processor(size: int, runs: int) -> Measurement:
     return median_of(CPU, ratios, note=f"{size >> 20} MiB over loopback, process time, checked in both")
 
 
-_TEXT: dict[str, Any] = {"check": True, "cwd": ROOT, "stdout": subprocess.PIPE, "text": True}
+def _read(command: Sequence[str]) -> str:
+    return subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout
 
 
 def _end(what: str, *arguments: object) -> list[str]:

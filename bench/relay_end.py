@@ -107,14 +107,14 @@ async def pull(directory: Path, url: str, times: int) -> None:
         slots.received(some, loop.time())
 
     async def one(client: RelayClient, chunk: Wanted) -> None:
-        buffer = bytearray()
-        async with slots:
-            while len(buffer) < chunk.size:
+        async with slots.turn() as body:
+            while len(body) < chunk.size:
                 try:
-                    await client.fetch(chunk, buffer, count=lambda some: None)
+                    await client.fetch(chunk, body, count=lambda some: None)
                 except UnavailableError:
                     continue
-        await asyncio.to_thread(check_arrival, chunk, bytes(buffer), url)
+            data = bytes(body)
+        await asyncio.to_thread(check_arrival, chunk, data, url)
 
     results = []
     async with RelayClient(url, lambda: TOKEN, count=count) as client:

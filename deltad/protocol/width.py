@@ -6,7 +6,7 @@ invariant: the width is between 1 and its ceiling, and a growth that did not pay
 
 from __future__ import annotations
 
-FIRST = 4
+FIRST = 8
 """The width of a link of which nothing is known."""
 WINDOW = 0.5
 """The least number of seconds over which a rate is taken; and at least `ROUND_TRIPS`."""

@@ -23,7 +23,7 @@ from deltad.protocol.hints import Hint
 from deltad.protocol.pull_plan import Wanted
 from deltad.protocol.target import Statement
 from deltad.relay.goodput import Goodput
-from deltad.relay.source import Count, Pace
+from deltad.relay.source import Count, Pace, Sink
 from deltad.relay.wire import LISTED_VERSIONS, Hello
 from deltad.store.bucket.index import (
     OWNER,
@@ -132,7 +132,7 @@ class BucketClient:
         index = await self._look(run, self._poll)
         return await asyncio.to_thread(hints_to_newest, index, after)
 
-    async def fetch(self, wanted: Wanted, into: bytearray, *, count: Count, pace: Pace | None = None) -> None:
+    async def fetch(self, wanted: Wanted, into: Sink, *, count: Count, pace: Pace | None = None) -> None:
         await self._told(self._fetch(object_key(wanted.digest), wanted.size, into, count, pace))
 
     async def report(self, report: RegionReport) -> None:
@@ -184,7 +184,7 @@ class BucketClient:
             )
         return bytes(data)
 
-    async def _fetch(self, key: str, size: int, into: bytearray, count: Count, pace: Pace | None = None) -> None:
+    async def _fetch(self, key: str, size: int, into: Sink, count: Count, pace: Pace | None = None) -> None:
         loop = asyncio.get_running_loop()
         begun = False
         if len(into) >= size:
@@ -198,7 +198,7 @@ class BucketClient:
                 else:
                     self.goodput.begin(loop.time())
                     begun = True
-                into += piece
+                into.extend(piece)
                 if pace is not None:
                     await pace(len(piece))
         finally:

@@ -31,7 +31,7 @@ from deltad.protocol.pull_plan import Wanted
 from deltad.protocol.target import Statement, check_notice
 from deltad.relay.goodput import Goodput
 from deltad.relay.hints import EdgeHints, read_hints
-from deltad.relay.source import Count, Pace
+from deltad.relay.source import Count, Pace, Sink
 from deltad.relay.wire import PREFIX, SEAL, Hello, RunNames, TargetNotice, VersionNames, dotted, parse_dotted, seal
 from deltad.types import RunId, Version, parse_run
 
@@ -160,7 +160,7 @@ class RelayClient:
         hints = await self._ask(EdgeHints, f"/runs/{run}/edges", query)
         return self._parse(lambda: read_hints(hints, limits=self._limits))
 
-    async def fetch(self, wanted: Wanted, into: bytearray, *, count: Count, pace: Pace | None = None) -> None:
+    async def fetch(self, wanted: Wanted, into: Sink, *, count: Count, pace: Pace | None = None) -> None:
         """Append an object's bytes to `into`, from where it ends up to the object's size.
 
         What came before an error stays in `into`, so that another call goes on there. The bytes are
@@ -338,7 +338,7 @@ class RelayClient:
         self,
         response: aiohttp.ClientResponse,
         limit: int,
-        into: bytearray,
+        into: Sink,
         count: Count | None,
         pace: Pace | None = None,
     ) -> None:
@@ -360,7 +360,7 @@ class RelayClient:
                     if taken > limit:
                         thing = f"{self.url}{response.url.path}"
                         raise PeerError(thing, expected=f"at most {limit} bytes", found="more")
-                    into += piece
+                    into.extend(piece)
                     if fresh >= _PROGRESS_BYTES:
                         fresh = 0
                         watch.reschedule(loop.time() + self._stall)

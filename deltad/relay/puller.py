@@ -207,10 +207,10 @@ class Puller:
         """
         if not self._begun.is_set() or self.link.rests_until > _now():
             raise UnavailableError(self.url, found=self.link.resting(_now()) or "pulling has not begun, or has ended")
-        buffer = bytearray()
-        async with self.slots:
-            await self._client.fetch(wanted, buffer, count=lambda count: None)
-        return (await asyncio.to_thread(check_arrival, wanted, bytes(buffer), self.url, limits=self._limits)).data
+        async with self.slots.turn() as body:
+            await self._client.fetch(wanted, body, count=lambda count: None)
+            data = bytes(body)
+        return (await asyncio.to_thread(check_arrival, wanted, data, self.url, limits=self._limits)).data
 
     def view(self) -> UpstreamView:
         """The link as `deltad status` shows it."""

@@ -110,7 +110,7 @@ class Peer(Protocol):
 
     link: Link
     slots: Slots
-    """Held while an object is on its way."""
+    """A turn is held while an object is on its way."""
     pacer: Pacer
 
     async def rested(self) -> None:
@@ -152,7 +152,7 @@ class RunPull:
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._accounts: dict[Version, _Account] = {}
-        self._partials: OrderedDict[Wanted, bytearray] = OrderedDict()
+        self._partials: OrderedDict[Wanted, bytes] = OrderedDict()
 
     @property
     def run_id(self) -> RunId:
@@ -314,38 +314,42 @@ class RunPull:
         self.pull.edges_listed(hints, _now())
 
     async def _fetch(self, wanted: Wanted, version: Version) -> None:
-        buffer = self._partials.pop(wanted, bytearray())
-        had = len(buffer)
+        data = self._partials.pop(wanted, b"")
+        had = len(data)
         try:
-            async with self._peer.slots:
+            async with self._peer.slots.turn() as body:
+                body.extend(data)
                 received = self._account(version, _now()).received
-                await self._guarded(
-                    self._client.fetch(
-                        wanted,
-                        buffer,
-                        count=lambda n: received.update({wanted.kind.value: n}),
-                        pace=lambda n: self._peer.pacer.take(self.run_id, self._client.url, n),
+                try:
+                    await self._guarded(
+                        self._client.fetch(
+                            wanted,
+                            body,
+                            count=lambda n: received.update({wanted.kind.value: n}),
+                            pace=lambda n: self._peer.pacer.take(self.run_id, self._client.url, n),
+                        )
                     )
-                )
-            arrived = await self._guarded(self._check(wanted, bytes(buffer)))
+                finally:
+                    data = bytes(body)
+            arrived = await self._guarded(self._check(wanted, data))
         except NotFoundError as error:
             self._peer.note_failure(error)
             self.pull.object_missing(wanted, _now())
         except UnavailableError as error:
-            self._keep_partial(wanted, buffer)
+            self._keep_partial(wanted, data)
             self._peer.note_failure(error)
-            self.pull.object_failed(wanted, _now(), progressed=len(buffer) > had)
+            self.pull.object_failed(wanted, _now(), progressed=len(data) > had)
         except DeltadError as error:
             self._peer.note_failure(error)
             self.pull.object_failed(wanted, _now(), wrong=True)
         else:
-            del buffer
+            del data
             self._peer.note_success()
             await self._keep(arrived)
 
-    def _keep_partial(self, wanted: Wanted, buffer: bytearray) -> None:
-        if buffer:
-            self._partials[wanted] = buffer
+    def _keep_partial(self, wanted: Wanted, data: bytes) -> None:
+        if data:
+            self._partials[wanted] = data
         while len(self._partials) > self._policy.in_flight:
             self._partials.popitem(last=False)
 

@@ -1,20 +1,54 @@
-"""Who may fetch an object over a link now, and who waits for a turn.
+"""Who may fetch an object over a link now, who waits for a turn, and the memory that is fetched into.
 
-It may not decide how many may: that is `Width`. Owns one invariant: those who wait go on in the order in which they
-came, as soon as there is room, and one that is cancelled holds nobody up.
+It may not decide how many may: that is `Width`. Owns two invariants: those who wait go on in the order in which they
+came, as soon as there is room, and one that is cancelled holds nobody up; and a body takes little more memory than
+its bytes, however small the pieces are that they come in.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from types import TracebackType
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from deltad.protocol.width import Width
 
+_LARGE_BYTES = 16 << 10
+_MOST_BYTES = 1 << 20
+"""Of pieces that were put together."""
+
+
+class Body:
+    """The bytes of an object as they come in. Large pieces are kept as they are, and small ones put together."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes | bytearray] = []
+        self._filled = 0
+
+    def __len__(self) -> int:
+        return self._filled
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self._pieces)
+
+    def extend(self, piece: bytes) -> None:
+        last = self._pieces[-1] if self._pieces else b""
+        self._filled += len(piece)
+        if len(piece) >= _LARGE_BYTES:
+            self._pieces.append(piece)
+        elif isinstance(last, bytearray) and len(last) < _MOST_BYTES:
+            last += piece
+        else:
+            self._pieces.append(bytearray(piece))
+
+    def clear(self) -> None:
+        self._pieces.clear()
+        self._filled = 0
+
 
 class Slots:
-    """`async with slots:` while an object is on its way. All methods belong to one event loop."""
+    """Turns at one link. All methods belong to one event loop."""
 
     def __init__(self, most: int) -> None:
         self.width = Width(most)
@@ -25,7 +59,16 @@ class Slots:
         if self.width.received(count, now):
             self._admit()
 
-    async def __aenter__(self) -> None:
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[Body]:
+        """Held while an object is on its way, which is fetched into the empty body."""
+        await self._wait()
+        try:
+            yield Body()
+        finally:
+            self._give_back()
+
+    async def _wait(self) -> None:
         if self.width.has_room and not self._waiting:
             self.width.taken()
             return
@@ -37,11 +80,6 @@ class Slots:
             if turn.done() and not turn.cancelled():
                 self._give_back()
             raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._give_back()
 
     def _give_back(self) -> None:
         self.width.given_back()

@@ -23,6 +23,16 @@ Pace = Callable[[int], Awaitable[None]]
 """Told of bytes that came; returns when more may be read."""
 
 
+class Sink(Protocol):
+    """What a body is read into, such as a bytearray."""
+
+    def __len__(self) -> int: ...
+
+    def extend(self, piece: bytes, /) -> None: ...
+
+    def clear(self) -> None: ...
+
+
 class Source(Protocol):
     """See `deltad.relay.client.RelayClient`, which is the measure of every method."""
 
@@ -50,6 +60,6 @@ class Source(Protocol):
 
     async def edges(self, run: RunId, *, after: Version | None) -> tuple[Hint, ...]: ...
 
-    async def fetch(self, wanted: Wanted, into: bytearray, *, count: Count, pace: Pace | None = None) -> None: ...
+    async def fetch(self, wanted: Wanted, into: Sink, *, count: Count, pace: Pace | None = None) -> None: ...
 
     async def report(self, report: RegionReport) -> None: ...

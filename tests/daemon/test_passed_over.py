@@ -107,8 +107,9 @@ def test_two_daemons_in_a_row_that_are_forty_versions_behind_take_the_path_in_by
         chain.fill(laggard, lineage.versions[:1], [])
     for daemon in (chain.a, chain.b, chain.c):
         daemon.start()
-    for daemon in (chain.b, chain.c):
+    for daemon in (chain.b, chain.c):  # before one is stopped that another one pulls from
         chain.check(daemon, lineage.versions[BEHIND])
+    for daemon in (chain.b, chain.c):
         infos = daemon.client.versions("policy")
         assert [(info.version, info.kind, info.base) for info in infos[1:]] == [
             ("v000033", "skip-delta", "v000001"),

@@ -93,7 +93,8 @@ def test_a_transcoded_delta_does_the_same_in_the_other_coder(data: st.DataObject
     original = delta(layout, a, b, mode=before)
     other = made(transcode(original, layout, a, BACKEND, after, limits=SMALL))
     assert applied(other, layout, a).equals(b)
-    assert list(other.data()) == list(delta(layout, a, b, mode=after).data())
+    if not any(frame.header.coder in WHOLE for frame in frames(original, layout)):  # which stay as they are
+        assert list(other.data()) == list(delta(layout, a, b, mode=after).data())
 
 
 @pytest.mark.parametrize("second", CUTS)

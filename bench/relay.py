@@ -66,7 +66,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
         yield from _far(Path(directory) / "far", size, 1 if quick else 3)
     for loss, name in LOSS.items():
         with tempfile.TemporaryDirectory() as directory:
-            yield _lossy(name, loss, Path(directory) / "lossy", size // 4, 1 if quick else 5)
+            yield _lossy(name, loss, Path(directory) / "lossy", size // 4 if quick else size, 1 if quick else 5)
 
 
 def _far(directory: Path, size: int, runs: int) -> Iterator[Measurement]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from aiohttp import web
 
 from deltad.errors import UnavailableError
+from deltad.protocol.access import Doorkeeper, Principal, Right
 from deltad.protocol.pull_plan import Kind, Wanted, check_arrival, want
 from deltad.relay.client import RelayClient
 from deltad.relay.server import RelayServer
@@ -53,7 +54,7 @@ async def serve(directory: Path, size: int, host: str, port: int, cut_port: int 
         store,
         daemon="bench",
         boot="1",
-        token=lambda: TOKEN,
+        door=Doorkeeper(lambda: ((TOKEN, Principal("bench", frozenset({Right.READ}))),)),
         announcements=Announcements(),
         on_report=lambda report: None,
     )

@@ -2,8 +2,8 @@
 
 A rank holds rectangles of tensors. It compares them with what it held at the base and writes frames of its own;
 frames of all ranks together are the edge. Nothing is gathered: positions are local to a frame, and element sums add
-up over any partition. Owns one invariant: the sums that it hands over are those of the lanes that it encoded, and what
-its frames change leads from the base's to them.
+up over any partition. Owns one invariant: what its frames change leads from the base's sums to those that it hands
+over.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Protocol
 import numpy as np
 
 from deltad.delta.backend import UNSIGNED, Backend, Lanes, Mode
-from deltad.delta.codec import DELTA_FRAME_BYTES
 from deltad.delta.coding import WHOLE, Coder
 from deltad.delta.difference import compose
 from deltad.delta.digest import U64
@@ -27,6 +26,9 @@ from deltad.delta.threads import in_order
 from deltad.delta.weights import all_contiguous, by_rect
 from deltad.errors import BaseMismatchError
 from deltad.limits import DEFAULT_LIMITS, Limits
+
+SHARD_FRAME_BYTES = 12 << 20
+"""Weights that one frame of a rank's delta covers: half of what a daemon takes, for a rank has less memory to spare."""
 
 
 class Source(Protocol):
@@ -105,6 +107,9 @@ class ShardEncoder:
     threads: int = 1
     reading: Callable[[], AbstractContextManager[object]] = nullcontext
     """Entered for as long as a frame's lanes are looked at."""
+    audits: Callable[[int], bool] = lambda shard: True
+    """Whether a shard, by its number, is summed anew, which also shows whether its base is what it was. Where it is
+    not, its sum follows from the base's through the changes. Without a base all are."""
     sums: U64 = field(init=False)
     changed: int = field(init=False, default=0)
     coders: tuple[int, ...] = field(init=False, default=())
@@ -118,7 +123,7 @@ class ShardEncoder:
         """Every chunk of the rank's share, in order. A share without changes has none."""
         builder = ChunkBuilder(self.limits.chunk_bytes)
         followed = self.sums.copy() if self.base_sums is None else self.base_sums.copy()
-        size = self.limits.chunk_bytes // 2 if self.base is None else DELTA_FRAME_BYTES
+        size = self.limits.chunk_bytes // 2 if self.base is None else SHARD_FRAME_BYTES
         plan = plan_pieces(self.shards, self.layout, frame_bytes=size, limits=self.limits)
         with closing(in_order(self._encode, plan, self.threads)) as groups:
             for encoded in groups:
@@ -128,6 +133,8 @@ class ShardEncoder:
                 self.changed += encoded.changed
                 for frame in encoded.frames:
                     yield from builder.add(frame)
+        unsummed = [i for i in range(len(self.shards)) if not self._is_summed(i)]
+        self.sums[unsummed] = followed[unsummed]
         if self.base is not None and (wrong := np.flatnonzero((followed != self.sums).any(axis=1))).size:
             spec = self.layout.tensors[self.shards[int(wrong[0])].tensor]
             raise BaseMismatchError(
@@ -139,6 +146,9 @@ class ShardEncoder:
         yield from builder.flush()
         self.coders = tuple(sorted(builder.coders))
 
+    def _is_summed(self, shard: int) -> bool:
+        return self.base is None or self.audits(shard)
+
     def _encode(self, group: Group) -> _Encoded:
         with self.reading():
             return self._read(group)
@@ -147,7 +157,10 @@ class ShardEncoder:
         rects = tuple(piece.rect for piece in group)
         writer = FrameWriter(self.layout, self.backend, self.mode, self.limits)
         new = _segments(self.target, group)
-        sums = share_of_lanes(rects, new, self.layout, self.backend)
+        sums = np.zeros((len(rects), 2), np.uint64)
+        if summed := [i for i, piece in enumerate(group) if self._is_summed(piece.shard)]:
+            parts = [new[i] for i in summed]
+            sums[summed] = share_of_lanes([rects[i] for i in summed], parts, self.layout, self.backend)
         if self.base is None:
             lanes = sum(rect.lanes for rect in rects)
             return _Encoded(group, tuple(writer.whole(rects, new)), sums, np.zeros_like(sums), lanes)

@@ -137,3 +137,23 @@ def test_a_base_that_somebody_wrote_to_is_refused_and_named() -> None:
     )
     with pytest.raises(BaseMismatchError, match=r"shard of 'e.weight'"):
         list(encoder.chunks())
+
+
+def test_a_shard_that_is_not_summed_anew_has_the_sum_that_follows_from_its_changes() -> None:
+    shards = [Rect(4, (0, 0), (20, 16)), Rect(4, (20, 0), (20, 16)), Rect(2, (0, 0), (9, 33))]
+    old = ArrayWeights.bell(LAYOUT)
+    new = old.changed(0.1)
+    was, now = ([ArraySource(lanes_of(weights, rect)) for rect in shards] for weights in (old, new))
+    base = ShardEncoder(LAYOUT, shards, was, NUMPY)
+    list(base.chunks())
+    whole = ShardEncoder(LAYOUT, shards, now, NUMPY, was, base.sums)
+    followed = ShardEncoder(LAYOUT, shards, now, NUMPY, was, base.sums, audits=lambda shard: shard == 1)
+    assert [chunk.data for chunk in followed.chunks()] == [chunk.data for chunk in whole.chunks()]
+    assert np.array_equal(followed.sums, whole.sums)
+    damaged = [ArraySource(source.array.copy()) for source in was]
+    for source in damaged[1:]:
+        source.array[3] ^= 1
+    unseen = ShardEncoder(LAYOUT, shards, now, NUMPY, damaged, base.sums, audits=lambda shard: shard == 0)
+    list(unseen.chunks())
+    with pytest.raises(BaseMismatchError, match=r"shard of 'c.weight'"):
+        list(ShardEncoder(LAYOUT, shards, now, NUMPY, damaged, base.sums, audits=lambda shard: shard == 2).chunks())

@@ -44,6 +44,8 @@ OnBusy = Literal["skip", "wait"]
 PublishAs = Literal["source", "bf16"]
 
 _JOIN_SECONDS = 60.0
+_AUDITED_STEPS = 8
+"""In so many steps all of the copy of what was published is summed once; see `ShardEncoder.audits`."""
 _PATIENCE_SECONDS = 10.0
 """How long a fence waits for a step that has not begun to be read."""
 
@@ -285,6 +287,7 @@ class Publisher:
             mode=joined.mode,
             threads=self._threads,
             reading=live.reading,
+            audits=lambda shard: shard % _AUDITED_STEPS == self.counters.published % _AUDITED_STEPS,
         )
         share = _Share(base is None)
         if base is not None:

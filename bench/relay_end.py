@@ -65,14 +65,7 @@ async def serve(directory: Path, size: int, host: str, port: int, cut_port: int 
         await runner.setup()
         await web.TCPSite(runner, host, at).start()
     if cut_port is not None:
-        cutting: set[asyncio.Task[None]] = set()
-
-        def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.create_task(_cut(reader, writer, host, port, rng))
-            cutting.add(task)  # nobody else holds it
-            task.add_done_callback(cutting.discard)
-
-        await asyncio.start_server(begin, host, cut_port)
+        await asyncio.start_server(lambda r, w: _cut(r, w, host, port, rng), host, cut_port)
     print("ready", flush=True)
     await asyncio.Event().wait()
 

@@ -260,7 +260,7 @@ class Node:
 
     def on_pulled(self, record: VersionRecord, stats: PullStats) -> None:
         """A version has come from an upstream and is durable."""
-        self._cadences.setdefault(RunId(record.run), Cadence()).arrived(record.sequence)
+        self._cadences.setdefault(RunId(record.run), Cadence()).arrived(record.sequence, stats.newest)
         versions = self.versions_of(RunId(record.run))
         versions.note(record.version, Note(Seconds(transfer=stats.seconds), pulled_bytes=stats.bytes))
         info = versions.info(record.version)

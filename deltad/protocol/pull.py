@@ -124,6 +124,11 @@ class Pull:
     # What is known.
 
     @property
+    def newest_sequence(self) -> int:
+        """The highest place in the run of what the peer was seen to have and is not held yet; 0 if there is none."""
+        return max((seen.record.sequence for seen in self._seen.values()), default=0)
+
+    @property
     def newest(self) -> Version | None:
         """The newest version that is held, on its way, or refused: ask the peer for what comes after it."""
         return max((v for v in (self._latest, *self._seen, *self._refused) if v is not None), default=None)

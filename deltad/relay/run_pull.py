@@ -61,6 +61,8 @@ class PullStats:
     file: int
     chunk: int
     seconds: float
+    newest: int = 0
+    """The place in the run of the newest version that was known when this one was committed; 0 if that is not told."""
 
     @property
     def bytes(self) -> int:
@@ -72,9 +74,9 @@ class _Account:
     started: float
     received: Counter[str] = field(default_factory=Counter)
 
-    def close(self, now: float) -> PullStats:
+    def close(self, now: float, newest: int) -> PullStats:
         kinds = {kind.value: self.received[kind.value] for kind in Kind}
-        return PullStats(record=self.received["record"], seconds=now - self.started, **kinds)
+        return PullStats(record=self.received["record"], seconds=now - self.started, newest=newest, **kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,8 +401,9 @@ class RunPull:
             self.pull.commit_failed(version, error, _now())
             self._note_problem()
             return
+        newest = self.pull.newest_sequence
         self.pull.committed(version)
-        stats = self._account(version, _now()).close(_now())
+        stats = self._account(version, _now()).close(_now(), newest)
         for older in [v for v in self._accounts if v <= version]:
             del self._accounts[older]
         if not self.pull.busy:

@@ -107,6 +107,16 @@ def test_a_link_that_is_slow_again_and_again_is_told_of_and_forgotten_when_it_ke
     assert cadence.remark() == ""
 
 
+def test_who_catches_up_passes_over_what_was_there_before_and_says_nothing_of_the_link() -> None:
+    cadence = Cadence()
+    for sequence in (1, 4, 6, 7):
+        cadence.arrived(sequence, newest=7)
+    assert cadence.remark() == ""
+    cadence.arrived(9, newest=10)
+    cadence.arrived(12, newest=13)
+    assert cadence.remark() == "the link is slower than the cadence: 3 of the last 8 versions skipped"
+
+
 @given(st.lists(st.integers(1, 10), min_size=1, max_size=50))
 def test_what_is_told_is_counted_right(steps: list[int]) -> None:
     cadence, sequence = Cadence(), 1

@@ -87,6 +87,9 @@ class TransformersEngine:
     def pause(self) -> AbstractContextManager[None]:
         return self._gate.hold()
 
+    def flip(self, version: Version) -> None:
+        self.version = version
+
     def fence(self, reason: str) -> None:
         self._gate.fence(reason)
 

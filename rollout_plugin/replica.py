@@ -115,6 +115,8 @@ class Replica:
                 self._daemon.unregister_replica(self._name)
             except DeltadError as error:
                 self._log.write("unregister_failed", error=str(error))
+            if self._engine is not None:
+                self._engine.close()
 
     def _carry_out(self, decisions: tuple[Decision, ...]) -> Event | None:
         """What came of the decisions; None once the replica is to end."""

@@ -131,6 +131,9 @@ class Engine(Protocol):
     def unfence(self) -> None:
         """Serve again."""
 
+    def close(self) -> None:
+        """End what the engine started: processes and threads. It is fenced, and nothing is asked of it any more."""
+
 
 class Loader(Protocol):
     """Makes an engine from a checkpoint directory that holds exactly `layout` in `version`.

@@ -39,9 +39,7 @@ def patch(tensor: int, *positions: int) -> Patch:
     return Patch(tensor, np.array(positions), np.ones(len(positions), np.uint16), absolute=False)
 
 
-def staged(
-    engine: TransformersEngine, *steps: tuple[Patch, ...], failing: range = range(0)
-) -> StagedDeltas:
+def staged(engine: TransformersEngine, *steps: tuple[Patch, ...], failing: range = range(0)) -> StagedDeltas:
     """Steps with the sums that they lead to, found by applying them to a copy."""
     layout, backend = engine.live.layout, choose()
     lanes = [engine.live.whole(i).copy() for i in range(len(layout.tensors))]

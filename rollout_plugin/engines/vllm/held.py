@@ -34,7 +34,8 @@ def held_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def flat(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor's own elements in the order in which they lie in memory, as a view; None if there are gaps."""
-    order = sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), -tensor.shape[d]))
+    strides, shape = tensor.stride(), tensor.shape
+    order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], -shape[d]))
     dense = tensor.permute(order)
     return dense.reshape(-1) if dense.is_contiguous() else None
 
@@ -56,9 +57,7 @@ def _all(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield from _inside(f"{name}.{key}" if name else key, value, seen, _DEPTH, package)
 
 
-def _inside(
-    name: str, value: object, seen: set[int], depth: int, package: str
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _inside(name: str, value: object, seen: set[int], depth: int, package: str) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield name, value
         return

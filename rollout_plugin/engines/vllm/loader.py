@@ -27,7 +27,7 @@ FORMAT = "deltad"
 _Weights = list[tuple[torch.nn.Module, torch.nn.Parameter, torch.Tensor | None]]
 
 
-class InPlaceLoader(DefaultModelLoader):
+class InPlaceLoader(DefaultModelLoader):  # type: ignore[misc]
     """vLLM's own loader for safetensors, and every linear layer computes with its parameter afterwards."""
 
     def __init__(self, load_config: LoadConfig) -> None:
@@ -98,8 +98,8 @@ def _unpack(weights: _Weights) -> None:
     for module, weight, bias in weights:
         if "cpu_linear" not in vars(module):
             continue
-        if not module.weight.numel():  # type: ignore[union-attr, operator]
+        if not module.get_parameter("weight").numel():
             module.weight = weight
         if bias is not None:
-            module.bias.data = bias  # type: ignore[union-attr]
+            module.get_parameter("bias").data = bias
         module.cpu_linear = plain_linear  # type: ignore[assignment]

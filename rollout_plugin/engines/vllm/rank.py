@@ -161,12 +161,12 @@ class Rank:
             self._undo.pop()
         return self._added.copy()
 
-    def copy(self, directory: Path) -> None:
+    def copy(self, directory: str) -> None:
         """Write a whole checkpoint over what is here. Cannot be undone."""
         by_tensor: dict[int, list[Piece]] = {}
         for piece in self.pieces:
             by_tensor.setdefault(piece.tensor, []).append(piece)
-        for tensor, lanes in Export(directory, self.layout).tensors():
+        for tensor, lanes in Export(Path(directory), self.layout).tensors():
             for piece in by_tensor.get(tensor, ()):
                 held = self._flat[piece.held]
                 if (run := piece.one_run()) is not None:

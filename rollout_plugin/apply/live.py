@@ -9,11 +9,17 @@ weights and a patch lands once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 
-from deltad.delta.backend import Lanes
+from deltad.delta.backend import Backend, Lanes
+from deltad.delta.codec import Patch, apply_patch, sum_weights
+from deltad.delta.digest import U64
 from deltad.delta.layout import Layout, TensorSpec
 from deltad.errors import ReplicaError
+from rollout_plugin.engines import Checkpoint
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.bfloat16: "BF16",
@@ -43,7 +49,7 @@ LANE_DTYPES: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.uint16, 4: torch
 
 
 class LiveWeights:
-    """Implements `deltad.delta.codec.Weights`, and gives whole tensors to write into.
+    """Implements `rollout_plugin.engines.LiveTensors`, and gives whole tensors to write into.
 
     Raises ReplicaError, naming the tensor, unless model and layout cover each other exactly: a tensor
     of the layout without a parameter, a parameter or persistent buffer that no tensor accounts for,
@@ -94,6 +100,16 @@ class LiveWeights:
     def release(self, tensor: int, start: int, count: int) -> None:
         """Nothing: the engine needs them."""
 
+    def sums(self, backend: Backend) -> U64:
+        return sum_weights(self.layout, self, backend)
+
+    def stage(self, steps: Sequence[Sequence[Patch]], backend: Backend) -> LiveWrites:
+        return LiveWrites(self, steps, backend)
+
+    def copy_from(self, checkpoint: Checkpoint) -> None:
+        for tensor, lanes in checkpoint.tensors():
+            self.whole(tensor)[:] = lanes
+
     def check_live(self) -> None:
         """Raises ReplicaError if the engine has moved a parameter: what is seen here is then not what is served."""
         for name, tensor in _held(self._model).items():
@@ -104,6 +120,34 @@ class LiveWeights:
                     found="another one",
                     hint="the engine replaced its weights; load a fresh checkpoint",
                 )
+
+
+class LiveWrites:
+    """Implements `rollout_plugin.engines.Writes`: a parameter is written as the layout has it."""
+
+    def __init__(self, live: LiveWeights, steps: Sequence[Sequence[Patch]], backend: Backend) -> None:
+        self._live = live
+        self._steps = steps
+        self._backend = backend
+        self._undo: list[Patch] = []
+        self._added: U64 = np.zeros((len(live.layout.tensors), 2), np.uint64)
+
+    def write(self, step: int) -> U64:
+        for patch in self._steps[step]:
+            self._undo.append(self._apply(patch))
+        return self._added.copy()
+
+    def undo(self) -> U64:
+        while self._undo:
+            self._apply(self._undo[-1])
+            self._undo.pop()
+        return self._added.copy()
+
+    def _apply(self, patch: Patch) -> Patch:
+        """Write one patch; returns the one that undoes it."""
+        spec = self._live.layout.tensors[patch.tensor]
+        old = apply_patch(patch, self._live.whole(patch.tensor), spec, self._added, self._backend)
+        return patch.inverted(old, spec)
 
 
 def _held(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -6,14 +6,15 @@ weights are written, and every token knows the version whose weights gave its lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from deltad.delta.backend import Lanes
-from deltad.delta.codec import Weights
+from deltad.delta.backend import Backend, Lanes
+from deltad.delta.codec import Patch, Weights
+from deltad.delta.digest import U64
 from deltad.delta.layout import Layout
 from deltad.types import Version
 
@@ -50,23 +51,61 @@ class Scored:
     version: Version
 
 
+class Checkpoint(Protocol):
+    """A whole version on disk. `tensors` gives each that holds weights: its place in the layout, and all its lanes."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    def tensors(self) -> Iterator[tuple[int, Lanes]]: ...
+
+
+class Writes(Protocol):
+    """What some deltas change, beside the live weights and laid out as the engine has its tensors.
+
+    Both methods return what all writes that are in force now add to the element sums, shape [tensors, 2]. After an
+    error in `write` a part of its step may be in force; `undo` takes that back too, and after an error of its own it
+    may be called again.
+    """
+
+    def write(self, step: int) -> U64:
+        """Write one delta into the live weights. Within `Engine.pause` alone; deltas follow in order."""
+
+    def undo(self) -> U64:
+        """Take back all that was written, newest first. Within the same pause."""
+
+
 class LiveTensors(Weights, Protocol):
-    """An engine's live weights as the tensors of a layout, in place."""
+    """An engine's live weights as the tensors of a layout, in place.
 
-    layout: Layout
+    Any call may fail, as the engine may: with an error of `deltad.errors` or any other.
+    """
 
-    def whole(self, tensor: int) -> Lanes:
-        """All lanes of a tensor in canonical order: writing them changes what is served."""
+    @property
+    def layout(self) -> Layout: ...
 
     def check_live(self) -> None:
         """Raises ReplicaError if what is seen here is no longer what is served."""
+
+    def sums(self, backend: Backend) -> U64:
+        """Element sums of everything that is served, each copy of it, read back. Shape [tensors, 2].
+
+        Raises IntegrityError where copies of a tensor differ.
+        """
+
+    def stage(self, steps: Sequence[Sequence[Patch]], backend: Backend) -> Writes:
+        """Lay out what these deltas do, in order, for the engine's own tensors. Writes no live byte."""
+
+    def copy_from(self, checkpoint: Checkpoint) -> None:
+        """Write a whole version over the live weights. Cannot be undone. Within `Engine.pause` alone."""
 
 
 class Engine(Protocol):
     """An engine with weights in it. Requests come from any thread, `pause` and `fence` from one."""
 
-    version: Version
-    """Written within `pause` alone."""
+    @property
+    def version(self) -> Version:
+        """The version whose weights the next step reads."""
 
     @property
     def live(self) -> LiveTensors: ...
@@ -80,11 +119,20 @@ class Engine(Protocol):
     def pause(self) -> AbstractContextManager[None]:
         """Wait for the running step, and hold the next ones until the end; requests keep their caches."""
 
+    def flip(self, version: Version) -> None:
+        """All tokens from here on are this version's; caches of older ones go as the engine's policy says.
+
+        Within `pause` alone. An engine that could not do it raises, and its version is the one before.
+        """
+
     def fence(self, reason: str) -> None:
         """Refuse all steps, running requests included, until `unfence`. May be called within `pause`."""
 
     def unfence(self) -> None:
         """Serve again."""
+
+    def close(self) -> None:
+        """End what the engine started: processes and threads. It is fenced, and nothing is asked of it any more."""
 
 
 class Loader(Protocol):

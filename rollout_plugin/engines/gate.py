@@ -30,6 +30,20 @@ class Gate:
             if self._fenced:
                 raise UnavailableError("replica", found=f"fenced: {self._fenced}", hint="sample elsewhere, or wait")
             self._busy = True
+        with self._ending():
+            yield
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Run what is no step, but may not run beside one; also while fenced."""
+        with self._turn:
+            self._turn.wait_for(lambda: not (self._busy or self._holders))
+            self._busy = True
+        with self._ending():
+            yield
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
         try:
             yield
         finally:

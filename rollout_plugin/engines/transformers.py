@@ -18,11 +18,12 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from deltad.delta.layout import Layout
-from deltad.errors import ReplicaError, UnavailableError, UsageError
+from deltad.errors import ReplicaError, UnavailableError
 from deltad.types import Version
 from rollout_plugin.apply.export import check_whole
 from rollout_plugin.apply.live import DTYPE_NAMES, LiveWeights
 from rollout_plugin.engines import Sample, Sampling, Scored
+from rollout_plugin.engines.checks import check_sampling, check_tokens, diverged
 from rollout_plugin.engines.gate import Gate
 
 _FLOATS = {name: dtype for dtype, name in DTYPE_NAMES.items() if dtype.is_floating_point and dtype.itemsize > 1}
@@ -87,11 +88,17 @@ class TransformersEngine:
     def pause(self) -> AbstractContextManager[None]:
         return self._gate.hold()
 
+    def flip(self, version: Version) -> None:
+        self.version = version
+
     def fence(self, reason: str) -> None:
         self._gate.fence(reason)
 
     def unfence(self) -> None:
         self._gate.unfence()
+
+    def close(self) -> None:
+        """Nothing: the model's memory is this process's."""
 
     def logprobs(self, token_ids: Sequence[int]) -> Scored:
         self._check(token_ids, at_least=2)
@@ -104,16 +111,7 @@ class TransformersEngine:
 
     def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> list[Sample]:
         self._check(prompt_ids, at_least=1)
-        if sampling.n < 1 or sampling.max_new_tokens < 1 or not _temperature_is_usable(sampling.temperature):
-            raise UsageError(
-                "sampling", expected="n ≥ 1, max_new_tokens ≥ 1, temperature 0 or 0.01 to 100", found=f"{sampling}"
-            )
-        if len(prompt_ids) + sampling.max_new_tokens > self._longest:
-            raise UsageError(
-                "sampling",
-                expected=f"at most {self._longest} tokens",
-                found=f"a prompt of {len(prompt_ids)} and {sampling.max_new_tokens} new ones",
-            )
+        check_sampling(len(prompt_ids), sampling, longest=self._longest)
         drawn = _Draw(sampling, self._ends)
         inputs, cache = torch.tensor([list(prompt_ids)]), None
         while not drawn.over:
@@ -129,10 +127,7 @@ class TransformersEngine:
         return drawn.samples()
 
     def _check(self, token_ids: Sequence[int], *, at_least: int) -> None:
-        if not at_least <= len(token_ids) <= self._longest:
-            raise UsageError("token ids", expected=f"{at_least} to {self._longest} of them", found=f"{len(token_ids)}")
-        if not all(0 <= token < self._vocabulary for token in token_ids):
-            raise UsageError("token ids", expected=f"0 to {self._vocabulary - 1}", found="one outside")
+        check_tokens(token_ids, at_least=at_least, longest=self._longest, vocabulary=self._vocabulary)
 
 
 class _Draw:
@@ -183,16 +178,7 @@ class _Draw:
 
 def _check_numbers(scores: torch.Tensor, version: Version) -> None:
     if bool(scores.isnan().any()):
-        raise UnavailableError(
-            f"policy {version}",
-            expected="log-probs",
-            found="NaN",
-            hint="the weights that were published diverged",
-        )
-
-
-def _temperature_is_usable(temperature: float) -> bool:
-    return temperature == 0 or 0.01 <= temperature <= 100
+        raise diverged(version)
 
 
 def _end_tokens(model: Any) -> frozenset[int]:

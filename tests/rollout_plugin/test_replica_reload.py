@@ -194,13 +194,13 @@ def test_an_export_that_vanishes_during_a_reload_is_asked_for_again(
 ) -> None:
     replica = start_replica()
     region.await_verified(region.history[0])
-    clear = {"staged": "__init__", "committed": "copy_into"}[step]
+    clear = {"staged": "__init__", "committed": "tensors"}[step]
     whole = getattr(Export, clear)
 
-    def cleared_before(export: Export, *arguments: object) -> None:
+    def cleared_before(export: Export, *arguments: object) -> object:
         if len(region.exports) == 2:
             shutil.rmtree(region.exports[1], ignore_errors=True)
-        whole(export, *arguments)
+        return whole(export, *arguments)
 
     monkeypatch.setattr(Export, clear, cleared_before)
     region.offers = lambda reply: reply and NextReply(reply.target, reload=True)

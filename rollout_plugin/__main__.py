@@ -14,11 +14,15 @@ import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deltad.errors import ConfigError, DeltadError, MissingPackageError
 from deltad.types import Version
 from rollout_plugin.log import Log
 from rollout_plugin.options import Options, parse_options
+
+if TYPE_CHECKING:
+    from rollout_plugin.engines import Loader
 
 _PACKAGES = ("torch", "transformers", "safetensors", "aiohttp")
 
@@ -34,6 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
+def _loader(options: Options) -> Loader:
+    if options.engine == "vllm":
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # standard error holds JSON lines alone
+        from rollout_plugin.engines.vllm.engine import CachePolicy, VllmLoader
+
+        return VllmLoader(options.engine_arguments, CachePolicy(options.cache))
+    from rollout_plugin.engines.transformers import load
+
+    return load
+
+
 def _serve(options: Options, log: Log) -> int:
     _forget(options.ready_file)
     stop = threading.Event()
@@ -45,12 +60,11 @@ def _serve(options: Options, log: Log) -> int:
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
 
-    _check_packages()
+    _check_packages(options.engine)
     from transformers.utils import logging as transformers_log
 
     from deltad.client import Client
     from deltad.delta.backend import choose, warm
-    from rollout_plugin.engines.transformers import load
     from rollout_plugin.replica import Replica
     from rollout_plugin.server import Endpoint
     from rollout_plugin.serving import Serving
@@ -85,7 +99,7 @@ def _serve(options: Options, log: Log) -> int:
         variant=options.variant,
         name=options.name,
         address=url,
-        load=load,
+        load=_loader(options),
         serving=serving,
         backend=backend,
         log=log,
@@ -111,15 +125,13 @@ def _serve(options: Options, log: Log) -> int:
     return 70 if died.is_set() else 0
 
 
-def _check_packages() -> None:
+def _check_packages(engine: str) -> None:
     """Raises MissingPackageError before one of them says so in a traceback of its own."""
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *(("vllm",) if engine == "vllm" else ())):
         if importlib.util.find_spec(package) is None:
+            hint = "start it in vLLM's environment" if package == "vllm" else "`pip install 'deltad[transformers]'`"
             raise MissingPackageError(
-                "python -m rollout_plugin",
-                expected=f"the Python package {package}",
-                found="none",
-                hint="`pip install 'deltad[transformers]'`",
+                "python -m rollout_plugin", expected=f"the Python package {package}", found="none", hint=hint
             )
 
 

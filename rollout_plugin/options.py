@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from deltad.errors import UsageError
 from deltad.types import RunId, Variant, parse_daemon_name, parse_run, parse_variant
+
+ENGINES = ("transformers", "vllm")
+CACHES = ("new-requests-only", "keep", "reset")
+"""What becomes of vLLM's cached keys and values at a commit; see `rollout_plugin.engines.vllm.engine.CachePolicy`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,9 @@ class Options:
     host: str
     port: int
     ready_file: Path | None
+    engine: str = "transformers"
+    engine_arguments: Mapping[str, Any] = field(default_factory=dict)
+    cache: str = CACHES[0]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -46,7 +54,18 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--name", required=True, help="name of this replica, unique at its daemon: a second living one is refused")
     add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where /v1/generate is served")
     add("--ready-file", type=Path, help="receives the URL once the first version is verified")
+    add("--engine", choices=ENGINES, default=ENGINES[0], help="what generates (default: transformers)")
+    add("--engine-args", default="{}", metavar="JSON", help="arguments of vLLM's EngineArgs, by name")
+    add("--cache", choices=CACHES, default=CACHES[0], help="what becomes of vLLM's cached keys and values at a commit")
     given = parser.parse_args(arguments)
+    try:
+        engine_arguments = json.loads(given.engine_args)
+    except ValueError:
+        engine_arguments = None
+    if not isinstance(engine_arguments, dict):
+        parser.error(f"--engine-args {given.engine_args[:200]!r}: expected an object in JSON")
+    if engine_arguments and given.engine != "vllm":
+        parser.error("--engine-args: expected --engine vllm beside it")
     host, colon, port = given.listen.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         parser.error(f"--listen {given.listen!r}: expected HOST:PORT")
@@ -59,6 +78,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
             host=host.strip("[]"),
             port=int(port),
             ready_file=given.ready_file,
+            engine=given.engine,
+            engine_arguments=engine_arguments,
+            cache=given.cache,
         )
     except UsageError as error:
         parser.error(str(error))

@@ -52,7 +52,7 @@ class Rank:
         self.layout = layout
         self.pieces = tuple(pieces)
         self._backend = backend
-        self._levels = [0] * len(self.pieces)
+        self._levels, self._copies = [0] * len(self.pieces), 1
         self._flat: dict[str, Lanes] = {}
         self._addresses: dict[str, int] = {}
         for piece in self.pieces:
@@ -74,8 +74,8 @@ class Rank:
 
     def set_levels(self, levels: Sequence[int], count: int) -> None:
         """Which copy of its tensor each piece belongs to; there are `count` at most."""
-        self._levels = list(levels)
-        self._added = np.zeros((count, len(self.layout.tensors), 2), np.uint64)
+        self._levels, self._copies = list(levels), count
+        self._added = self._nothing()
 
     def check(self, held: Mapping[str, torch.Tensor]) -> None:
         """Raises ReplicaError if the engine computes with other tensors now than those that are written here."""
@@ -200,7 +200,7 @@ class Rank:
         self._added[self._levels[write.piece], piece.tensor] += share
 
     def _nothing(self) -> U64:
-        return np.zeros((1 + max(self._levels, default=0), len(self.layout.tensors), 2), np.uint64)
+        return np.zeros((self._copies, len(self.layout.tensors), 2), np.uint64)
 
     # Checks.
 

@@ -27,6 +27,14 @@ PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 PROMPT = [72, 101, 108, 108, 111]
 FULL = pytest.mark.skipif("DELTAD_TEST_FULL" not in os.environ, reason="takes minutes: run by `make test-full`")
 
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "NUMBA_CACHE_DIR": str(PYTHON.parents[1] / "numba"),
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_CI_ENV": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
 pytestmark = [
     pytest.mark.skipif(not PYTHON.exists(), reason="vLLM has no environment here: `make venv-vllm` makes it"),
     pytest.mark.timeout(600),
@@ -64,11 +72,7 @@ def hosting(folder: Path, **environment: str) -> Iterator[Host]:
             env={
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
-                "OMP_NUM_THREADS": "1",
-                "NUMBA_CACHE_DIR": str(PYTHON.parents[1] / "numba"),
-                "VLLM_CPU_KVCACHE_SPACE": "1",
-                "VLLM_CPU_CI_ENV": "1",
-                "VLLM_LOGGING_LEVEL": "ERROR",
+                **QUIET,
                 **environment,
             },
         )
@@ -224,3 +228,26 @@ def test_two_ranks_serve_one_version_bit_for_bit(tmp_path: Path, model: Callable
         assert served["root"] == region.history[1].info.root
         assert len(served["checksums"]) == 2
         assert served == host("fresh", directory=str(tmp_path / "export"), prompt=PROMPT)
+
+
+def test_a_replica_of_vllm_is_started_by_the_command_line(tmp_path: Path) -> None:
+    region = Keeping(tmp_path / "region")
+    region.start()
+    try:
+        region.publish_checkpoint(vllm_models.qwen3(tmp_path / "model"))
+        command = [PYTHON, "-m", "rollout_plugin", "--socket", region.socket, "--run", "policy", "--name", "r1"]
+        command += ["--engine", "vllm", "--engine-args", '{"enforce_eager": true, "max_model_len": 512}']
+        with (tmp_path / "log").open("w") as log:
+            process = subprocess.Popen(
+                command, cwd=ROOT, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT), **QUIET}
+            )
+        try:
+            region.await_verified(region.history[0])
+            region.await_verified(region.publish_changed(0.03))
+            assert len(region.exports) == 1
+        finally:
+            process.terminate()
+            assert process.wait(60) == 0, (tmp_path / "log").read_text()[-3000:]
+    finally:
+        region.kill()
+        region.store.close()

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of the architectures that the vLLM engine is tested with. Random, and so small that tests are quick."""
+"""Tiny checkpoints of the architectures that the vLLM engine is tested with: random, so that tests are quick."""
 
 from __future__ import annotations
 

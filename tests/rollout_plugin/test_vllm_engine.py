@@ -122,8 +122,6 @@ MODELS = [
     vllm_models.llama_fp16,
     vllm_models.qwen3_moe,
     pytest.param(vllm_models.llama_fp32, marks=FULL),
-    pytest.param(vllm_models.deepseek_v3, marks=FULL),
-    pytest.param(vllm_models.hybrid, marks=FULL),
 ]
 
 
@@ -207,11 +205,36 @@ def test_weights_that_vllm_packs_away_are_refused_with_the_reason(host: Host, tm
     assert "load_format='deltad'" in words
 
 
-@pytest.mark.parametrize("model", [vllm_models.qwen3, pytest.param(vllm_models.qwen3_moe, marks=FULL)])
-def test_two_ranks_serve_one_version_bit_for_bit(tmp_path: Path, model: Callable[[Path], Path]) -> None:
+@FULL
+@pytest.mark.parametrize(
+    ("model", "tensor"),
+    [
+        (vllm_models.deepseek_v3, "model.layers.1.mlp.gate.e_score_correction_bias"),
+        (vllm_models.hybrid, "model.layers.0.linear_attn.A_log"),
+    ],
+)
+def test_a_tensor_that_vllm_keeps_in_another_precision_than_was_published_is_refused_by_name(
+    host: Host, tmp_path: Path, model: Callable[[Path], Path], tensor: str
+) -> None:
+    region = Keeping(tmp_path / "region")
+    region.start()
+    try:
+        region.publish_checkpoint(model(tmp_path / "model"))
+        host("start", socket=str(region.socket), arguments={}, cache="keep")
+        try:
+            fenced = region.await_replica(lambda replica: replica.state is ReplicaState.FENCED)
+            assert f"tensor '{tensor}': expected BF16" in fenced.error
+        finally:
+            host("stop")
+    finally:
+        region.kill()
+        region.store.close()
+
+
+def test_two_ranks_serve_one_version_bit_for_bit(tmp_path: Path) -> None:
     with (
         hosting(tmp_path, VLLM_CPU_OMP_THREADS_BIND="0|1") as host,
-        serving(host, tmp_path, model, tensor_parallel_size=2) as (region, url),
+        serving(host, tmp_path, vllm_models.qwen3, tensor_parallel_size=2) as (region, url),
     ):
         with ThreadPoolExecutor(1) as pool:
             asked = {"prompt_ids": PROMPT, "max_new_tokens": 300}

@@ -46,14 +46,16 @@ format: $(STAMP)
 # Files of tests run side by side: they have processes, sockets and directories of their own.
 JOBS   ?= 2
 
-# The tests of the vLLM engine skip where its environment cannot be had, and say so.
+# The tests of the vLLM engine, and those with others' clients, skip where their environment cannot be had, and say so.
 test: $(STAMP)
 	-$(MAKE) --no-print-directory venv-vllm
+	-$(MAKE) --no-print-directory venv-peers
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # More examples for every property, and the tests that take minutes: the demo as a user runs it, on the real model.
 test-full: $(STAMP)
 	-$(MAKE) --no-print-directory venv-vllm
+	-$(MAKE) --no-print-directory venv-peers
 	DELTAD_TEST_FULL=1 HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: lint test audit
@@ -79,7 +81,7 @@ sbom: $(AUDIT)/.installed
 	mkdir -p dist
 	$(AUDIT)/bin/cyclonedx-py requirements constraints-hashed.txt --pyproject pyproject.toml --of JSON -o dist/deltad.sbom.json
 
-# Others' programs, to be measured beside us. They need Python 3.12, and an environment of their own.
+# Others' programs, to be measured beside us and to drive us in tests. They need Python 3.12, and an environment of their own.
 PEERS  := .venv-peers
 PEERS_PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12; do \
 	for path in "$$python" "$$(pyenv root 2>/dev/null)/versions/$$(pyenv whence $$python 2>/dev/null | tail -n 1)/bin/$$python"; do \

@@ -66,6 +66,13 @@ class NotFoundError(DeltadError):
     http_status = 404
 
 
+class BaseMissingError(NotFoundError):
+    """A difference whose base is not held here. Nothing was touched; it can be taken once the base is there."""
+
+    retryable = True
+    http_status = 409
+
+
 class FormatError(DeltadError):
     """Bytes that are not in the format they claim: a lying length, an unknown field, a bad table."""
 

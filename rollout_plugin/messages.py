@@ -13,7 +13,8 @@ from deltad.client.messages import ErrorReply
 class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sample `n` answers to one prompt; `temperature` 0 is greedy.
 
-    With `min_version`, an older replica first waits up to `wait` seconds for that version or a newer one.
+    With `min_version`, an older replica first waits up to `wait` seconds for that version or a newer one. With
+    `stream`, the answer comes as lines while it is sampled: `StreamLine` each.
     """
 
     prompt_ids: list[int]
@@ -23,6 +24,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     min_version: str = ""
     wait: float = 0.0
+    stream: bool = False
 
 
 class SampleBody(msgspec.Struct, frozen=True):
@@ -44,6 +46,23 @@ class GenerateReply(msgspec.Struct, frozen=True):
     replica: str
     versions: tuple[str, ...]
     samples: tuple[SampleBody, ...]
+
+
+class StreamLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of a streamed answer: tokens of one sample by one version, or the end.
+
+    The first line of all has the answer's `id` and its replica. The last one has `ended`: for each sample, whether it
+    came to its end by itself; or `error`, and then the answer is not whole. A stream that just stops was cut.
+    """
+
+    sample: int = 0
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    version: str = ""
+    id: str = ""
+    replica: str = ""
+    ended: tuple[bool, ...] | None = None
+    error: Refusal | None = None
 
 
 class LogprobsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from deltad.errors import ConfigError, DeltadError, FormatError, LimitError, NotFoundError, ReplicaError
 from deltad.types import Version, parse_version
-from rollout_plugin.engines import Sampling
+from rollout_plugin.engines import Listener, Sample, Sampling
 from rollout_plugin.log import Log
 from rollout_plugin.messages import (
     GenerateReply,
@@ -29,11 +29,14 @@ from rollout_plugin.messages import (
     LogprobsRequest,
     Refusal,
     SampleBody,
+    StreamLine,
     VersionReply,
 )
 from rollout_plugin.serving import Serving
+from rollout_plugin.streaming import TokenStream
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+Done = TypeVar("Done")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _BODY_BYTES = 1 << 20
@@ -120,27 +123,26 @@ class Endpoint:
             return self._refusal(ReplicaError("request", found=f"{type(error).__name__}", hint="see the log"), 500)
 
     def _refusal(self, error: DeltadError, status: int) -> web.Response:
+        return _json(self._refused(error), status)
+
+    def _refused(self, error: DeltadError) -> Refusal:
         served, _, coming = self._serving.view()
-        body = Refusal(error.kind, str(error), error.retryable, error.exit_code, _text(served), _text(coming))
-        return _json(body, status)
+        return Refusal(error.kind, str(error), error.retryable, error.exit_code, _text(served), _text(coming))
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         asked = await _read(request, GenerateRequest)
         least = _least(asked.min_version)
         _check_size(asked)
+        answer = uuid.uuid4().hex
+        if asked.stream:
+            return await self._stream(request, asked, least, answer)
 
         def work() -> GenerateReply:
-            engine = self._serving.engine(least, min(asked.wait, _LONGEST_WAIT))
-            fences = self._serving.fences
-            sampling = Sampling(asked.n, asked.max_new_tokens, asked.temperature, asked.seed)
-            samples = engine.generate(asked.prompt_ids, sampling)
-            versions = {version for sample in samples for version in sample.versions}
-            answer = uuid.uuid4().hex
-            self._serving.note(answer, versions, fences)
+            samples, versions = self._sample(asked, least, answer)
             return GenerateReply(
                 answer,
                 self._replica,
-                tuple(str(version) for version in sorted(versions)),
+                tuple(str(version) for version in versions),
                 tuple(
                     SampleBody(s.token_ids, s.logprobs, tuple(str(version) for version in s.versions), s.ended)
                     for s in samples
@@ -148,6 +150,48 @@ class Endpoint:
             )
 
         return _json(await self._in_worker(work))
+
+    def _sample(
+        self, asked: GenerateRequest, least: Version | None, answer: str, listener: Listener | None = None
+    ) -> tuple[list[Sample], list[Version]]:
+        """In a worker: the samples, and the versions that gave them, ascending."""
+        engine = self._serving.engine(least, min(asked.wait, _LONGEST_WAIT))
+        fences = self._serving.fences
+        sampling = Sampling(asked.n, asked.max_new_tokens, asked.temperature, asked.seed)
+        samples = engine.generate(asked.prompt_ids, sampling, listener)
+        versions = {version for sample in samples for version in sample.versions}
+        self._serving.note(answer, versions, fences)
+        return samples, sorted(versions)
+
+    async def _stream(
+        self, request: web.Request, asked: GenerateRequest, least: Version | None, answer: str
+    ) -> web.StreamResponse:
+        """Lines while they come. What fails before the first token is refused like any request."""
+        stream = TokenStream(self._serving, answer)
+        work = asyncio.ensure_future(self._in_worker(lambda: self._sample(asked, least, answer, stream)))
+        work.add_done_callback(lambda _: stream.end())
+        try:
+            lines = await stream.batch()
+            if not lines:
+                await work  # raises what is refused, or there is an empty answer
+            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+            await response.prepare(request)
+            await _write(response, StreamLine(id=answer, replica=self._replica), *lines)
+            while lines := await stream.batch():
+                await _write(response, *lines)
+            await _write(response, await self._last_line(work))
+            await response.write_eof()
+            return response
+        finally:
+            stream.leave()
+            await asyncio.wait([work])
+
+    async def _last_line(self, work: Awaitable[tuple[list[Sample], list[Version]]]) -> StreamLine:
+        try:
+            samples, _ = await work
+        except DeltadError as error:
+            return StreamLine(error=self._refused(error))
+        return StreamLine(ended=tuple(sample.ended for sample in samples))
 
     async def _logprobs(self, request: web.Request) -> web.StreamResponse:
         asked = await _read(request, LogprobsRequest)
@@ -169,7 +213,7 @@ class Endpoint:
     async def _healthz(self, request: web.Request) -> web.StreamResponse:
         return web.Response(text="alive\n")
 
-    async def _in_worker(self, work: Callable[[], msgspec.Struct]) -> msgspec.Struct:
+    async def _in_worker(self, work: Callable[[], Done]) -> Done:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)
 
 
@@ -196,6 +240,10 @@ def _check_size(asked: GenerateRequest) -> None:
 
 def _text(version: Version | None) -> str:
     return str(version) if version else ""
+
+
+async def _write(response: web.StreamResponse, *lines: StreamLine) -> None:
+    await response.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
 
 def _json(body: msgspec.Struct, status: int = 200) -> web.Response:

@@ -24,6 +24,7 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
+from deltad.checkpoint.disk_delta.index import find_disk_delta
 from deltad.checkpoint.files import (
     INDEX_NAME,
     SINGLE_NAME,
@@ -225,8 +226,15 @@ def require_config(checkpoint: Checkpoint) -> None:
 def check_complete(directory: Path, *, limits: Limits = DEFAULT_LIMITS) -> Fingerprint:
     """Judge a checkpoint by its index, headers and names alone, and return the state in which it is complete.
 
-    Raises what `open_checkpoint` and `require_config` raise for one that is not.
+    A disk-delta directory is judged as one. Raises what `open_checkpoint` and `require_config` raise for one that is
+    not, or `find_disk_delta`.
     """
+    before = fingerprint(directory, limits=limits)
+    if find_disk_delta(directory, limits=limits) is not None:
+        difference = before.difference(fingerprint(directory, limits=limits))
+        if difference:
+            raise _changed(directory, difference)
+        return before
     with _open_weights(directory, limits) as weights:
         if not any(Path(stamp.name).name == _CONFIG for stamp in weights.state.files):
             raise _no_config(directory)
@@ -315,7 +323,7 @@ def _read_index(home: Path, limits: Limits) -> dict[str, str]:
             f"{path}",
             expected="a full checkpoint",
             found=f"a disk-delta directory ({str(metadata['delta_encoding'])[:40]}), which holds differences only",
-            hint="apply it to its base version first, or let the trainer write full checkpoints",
+            hint="a run publishes it where it holds the base version; else let the trainer write full checkpoints",
         )
     if len(weight_map) > limits.tensors:
         raise LimitError(f"{path}", expected=f"at most {limits.tensors} tensors", found=str(len(weight_map)))

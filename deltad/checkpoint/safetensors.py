@@ -119,9 +119,9 @@ def _parse(text: bytes, file_size: int, thing: str, limits: Limits) -> Header:
     return Header(tuple(Entry(spec, data_start + begin) for spec, begin, _ in found), metadata)
 
 
-def format_header(tensors: Iterable[TensorSpec]) -> bytes:
+def format_header(tensors: Iterable[TensorSpec], metadata: Mapping[str, str] | None = None) -> bytes:
     """The bytes before the data of a file that holds `tensors` back to back, a multiple of 8 bytes long."""
-    table: dict[str, Any] = {_METADATA: {"format": "pt"}}
+    table: dict[str, Any] = {_METADATA: {"format": "pt"} if metadata is None else dict(metadata)}
     at = 0
     for spec in tensors:
         table[spec.name] = {"dtype": spec.dtype, "shape": spec.shape, "data_offsets": (at, at + spec.bytes)}

@@ -392,15 +392,29 @@ class PlanReply(msgspec.Struct, frozen=True):
     saved: int
 
 
+class DiskDeltaRequest(msgspec.Struct, frozen=True):
+    """A delta in the layout that slime, miles and cwtrain read, from version `base` (the one before, if empty).
+
+    `encoding` is `xor` or `overwrite`; `checksum` is `adler32`, `xxh3-128` or `blake3`. A version is called by its
+    identity or, where it has none, by its number in six digits.
+    """
+
+    base: str = ""
+    encoding: str = "xor"
+    checksum: str = "adler32"
+
+
 class ExportRequest(msgspec.Struct, frozen=True):
     """Write a version (the target's, if empty) as a loadable checkpoint.
 
-    Without `directory` the daemon chooses one of its own, which lives while `replica` is registered.
+    Without `directory` the daemon chooses one of its own, which lives while `replica` is registered. With `disk_delta`
+    what is written into `directory` is a disk-delta directory instead.
     """
 
     version: str = ""
     directory: str = ""
     replica: str = ""
+    disk_delta: DiskDeltaRequest | None = None
 
 
 class ExportReply(msgspec.Struct, frozen=True):

@@ -318,7 +318,11 @@ class Node:
         if not request.directory:
             await asyncio.to_thread(self.drop_export, request.replica)
             directory = self.store.exports() / request.replica / str(version)
-        root = await versions.export(version, variant, directory)
+        if (how := request.disk_delta) is not None:
+            base = parse_version(how.base) if how.base else None
+            root = await versions.export_disk_delta(version, base, directory, how.encoding, how.checksum)
+        else:
+            root = await versions.export(version, variant, directory)
         return ExportReply(directory=str(directory), version=str(version), root=root)
 
     async def verify(self, run: RunId, request: VerifyRequest) -> VerifyReply:

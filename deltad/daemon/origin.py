@@ -23,6 +23,7 @@ from deltad.checkpoint.aligned import Aligned
 from deltad.checkpoint.baseline import drop_replaced, keep_baseline, open_baseline
 from deltad.checkpoint.directory import Checkpoint, open_checkpoint, require_config
 from deltad.client.messages import Seconds
+from deltad.daemon.applying import whole
 from deltad.daemon.break_even import may_win, smaller_anchor
 from deltad.daemon.same_model import check_same_table, what_changed
 from deltad.delta import FORMAT
@@ -144,16 +145,18 @@ class Origin:
         self._baseline = self._run.directory / "baseline" / variant
 
     def publish(self, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
-        """Make the checkpoint in `directory` version `number` of the run.
+        """Make the checkpoint in `directory`, or what a disk-delta there leads to, version `number` of the run.
 
-        Raises CheckpointError, CheckpointChangedError (nothing was published), ConflictError,
-        StoreFullError, StoreError; NotFoundError where it begins from a version that is not held.
+        Raises CheckpointError, CheckpointChangedError (nothing was published), ConflictError; BaseMissingError for a
+        disk-delta whose base is not held; StoreFullError, StoreError; NotFoundError where it begins from a version
+        that is not held.
         """
         started = time.monotonic()
         with (
             self._store.leases.work(f"the publish of {self._run.run}"),
             self._beginning(how.get("begin_from")) as begun,
-            open_checkpoint(directory, publish_as=self._publish_as, limits=self._store.limits) as checkpoint,
+            whole(directory, self._store, self._mirror, threads=self._threads) as (complete, named),
+            open_checkpoint(complete, publish_as=self._publish_as, limits=self._store.limits) as checkpoint,
         ):
             require_config(checkpoint)
             latest = self._run.latest()
@@ -176,7 +179,7 @@ class Origin:
             if begun is not None:
                 left = None if latest == begun else latest
                 place = replace(place, parent=begun, mirror=self._mirror_of(begun), left=left)
-            record = self._encode(checkpoint, place, how.get("identity", ""), coding.mode)
+            record = self._encode(checkpoint, place, how.get("identity", "") or named, coding.mode)
             checkpoint.check_unchanged()
             if how.get("if_changed") and latest is not None and _same_variants(record, latest):
                 return Published(latest, already=True, seconds=Seconds())

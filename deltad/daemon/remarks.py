@@ -23,6 +23,10 @@ class Remarks:
         """A checkpoint was refused while `newest` was the run's newest version."""
         self._refused[run] = (newest, f"refused {error}")
 
+    def waits(self, run: RunId, error: DeltadError, newest: Version | None) -> None:
+        """A checkpoint is to be taken once what it needs is there, which it was not while `newest` was the newest."""
+        self._refused[run] = (newest, f"waits for the base of {error}")
+
     def is_there(self, run: RunId, directory: Path, there: bool) -> None:
         """The watched directory was found missing, or has appeared."""
         if there:

@@ -10,12 +10,14 @@ import asyncio
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
 import structlog
 
 from deltad.client.messages import NextReply, PinReply, Step, VerifyReply, VersionInfo
+from deltad.daemon.applying import export_disk_delta
 from deltad.daemon.describe import describe, describe_step, pin_info
 from deltad.daemon.inverses import Inverses
 from deltad.daemon.notes import Note, Notes
@@ -159,6 +161,22 @@ class Versions:
         with self._reading(version, f"the export to {directory}") as record:
             return (await asyncio.to_thread(self._export, record, variant, directory)).hex()
 
+    async def export_disk_delta(
+        self, version: Version, base: Version | None, directory: Path, encoding: str, checksum: str
+    ) -> str:
+        """Write what leads from `base`, or the version before, to a version at `directory`; returns the version's root.
+
+        In the layout of `deltad.checkpoint.disk_delta`. Raises NotFoundError, UsageError, StoreError; ConflictError
+        where the two are not of one model.
+        """
+        with self._reading(version, f"the export to {directory}") as record:
+            before = base or _parent(record)
+            with self._reading(before, f"the export to {directory}") as base_record:
+                _check_empty(directory)
+                export = partial(export_disk_delta, self.mirror(Variant(record.variants[0].name)), base_record, record)
+                await asyncio.to_thread(export, directory, encoding, checksum, threads=self._threads)
+            return record.variants[0].root.hex()
+
     async def verify(self, version: Version) -> VerifyReply:
         """Rebuild a version from what is stored, read it back and compare."""
         with self._reading(version, "the verification") as record:
@@ -255,12 +273,7 @@ class Versions:
             self._store.leases.release(holder)
 
     def _export(self, record: VersionRecord, variant: Variant | None, directory: Path) -> Digest:
-        if not directory.is_absolute():
-            raise UsageError(f"{directory}", expected="an absolute path")
-        if directory.exists() and not directory.is_dir():
-            raise UsageError(f"{directory}", expected="a directory that is absent or empty", found="a file")
-        if directory.exists() and any(directory.iterdir()):
-            raise UsageError(f"{directory}", expected="a directory that is absent or empty", found="something in it")
+        _check_empty(directory)
         name = record.variants[0].name if variant is None else record.variant(variant).name
         return self.mirror(Variant(name)).export(record, directory)
 
@@ -270,3 +283,23 @@ class Versions:
         found, wrong = mirror.verify(record, self._store.scratch / f"verify-{self.run}-{record.version}")
         tensors = sum(not spec.alias_of for spec in mirror.layout(record).tensors)
         return VerifyReply(str(record.version), expected.hex(), found.hex(), found == expected, tensors, tuple(wrong))
+
+
+def _parent(record: VersionRecord) -> Version:
+    if record.parent is None or record.parent_run:
+        raise UsageError(
+            f"a delta that leads to {record.id}",
+            expected="a version before it in its run",
+            found="the first one",
+            hint="export it whole, or name a base",
+        )
+    return record.parent
+
+
+def _check_empty(directory: Path) -> None:
+    if not directory.is_absolute():
+        raise UsageError(f"{directory}", expected="an absolute path")
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory}", expected="a directory that is absent or empty", found="a file")
+    if directory.exists() and any(directory.iterdir()):
+        raise UsageError(f"{directory}", expected="a directory that is absent or empty", found="something in it")

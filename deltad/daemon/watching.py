@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from deltad.config import WatchConfig
 from deltad.daemon.node import Node
-from deltad.errors import DeltadError, StoreError, UnavailableError
+from deltad.errors import BaseMissingError, DeltadError, StoreError, UnavailableError
 from deltad.types import Version
 from deltad.watch.watcher import Candidate, DirectoryWatcher
 
@@ -17,6 +18,7 @@ log = structlog.get_logger()
 
 FIRST_RETRY = 1.0
 LAST_RETRY = 30.0
+_MOST_EARLY = 1000
 
 
 async def watch(node: Node, config: WatchConfig) -> None:
@@ -44,11 +46,66 @@ async def watch(node: Node, config: WatchConfig) -> None:
         on_there=be_there,
         limits=node.limits,
     )
-    async for candidate in watcher:
-        await _publish(node, config, candidate)
+    early = _Early(node, config)
+    waiting = asyncio.create_task(early.run())
+    try:
+        async for candidate in watcher:
+            await early.publish(candidate)
+    finally:
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A candidate whose base was missing when `tried_at` was the newest version."""
+
+    candidate: Candidate
+    tried_at: Version | None
+    why: BaseMissingError
+
+
+class _Early:
+    """Publishes candidates one at a time, and those whose base is not there yet once it is, whoever brings it."""
+
+    def __init__(self, node: Node, config: WatchConfig) -> None:
+        self._node, self._config = node, config
+        self._turn = asyncio.Lock()
+        self._waiting: dict[Path, _Waiting] = {}
+
+    async def publish(self, candidate: Candidate) -> None:
+        async with self._turn:
+            self._waiting.pop(candidate.directory, None)  # it was written again since
+            newest = _newest(self._node, self._config)
+            try:
+                await _publish(self._node, self._config, candidate)
+            except BaseMissingError as error:
+                self._waiting[candidate.directory] = _Waiting(candidate, newest, error)
+                while len(self._waiting) > _MOST_EARLY:
+                    del self._waiting[self._in_order()[0].candidate.directory]
+                first = self._in_order()[0]
+                self._node.remarks.waits(self._config.run, first.why, newest)
+                log.info("checkpoint_waits", run=self._config.run, number=candidate.number, error=str(error))
+
+    async def run(self) -> None:
+        """Try again whenever there is another newest version."""
+        while True:
+            if await self._node.announcements.wait_until(self._is_due, self._config.rescan) is None:
+                continue
+            for waiting in self._in_order():
+                if self._waiting.get(waiting.candidate.directory) is waiting:
+                    await self.publish(waiting.candidate)
+
+    def _is_due(self) -> bool | None:
+        newest = _newest(self._node, self._config)
+        return any(newest != waiting.tried_at for waiting in self._waiting.values()) or None
+
+    def _in_order(self) -> list[_Waiting]:
+        return sorted(self._waiting.values(), key=lambda waiting: waiting.candidate.number)
 
 
 async def _publish(node: Node, config: WatchConfig, candidate: Candidate) -> None:
+    """Raises BaseMissingError; whatever else is wrong with the candidate is told, and it is passed over."""
     part = f"watch {config.run}"
     delay = FIRST_RETRY
     while True:
@@ -63,6 +120,9 @@ async def _publish(node: Node, config: WatchConfig, candidate: Candidate) -> Non
             )
             node.unwell.pop(part, None)
             return
+        except BaseMissingError:
+            node.unwell.pop(part, None)
+            raise
         except DeltadError as error:
             if not isinstance(error, (StoreError, UnavailableError)):
                 _refuse(node, config, error, number=candidate.number)

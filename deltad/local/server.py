@@ -293,6 +293,10 @@ class LocalServer:
         if body.directory:
             _require(request, request[_CALLER].may(Right.ADMINISTER))  # it writes wherever it is told
             check_directory(body.directory)
+        if body.disk_delta is not None and (body.replica or not body.directory):
+            raise UsageError("an export as a disk-delta", expected="a directory, and no replica")
+        if body.disk_delta is not None and body.disk_delta.base:
+            parse_version(body.disk_delta.base)
         if body.replica or not body.directory:
             self._fleet.registration(parse_daemon_name(body.replica))
         return json_reply(await self._operations.export(run, body))

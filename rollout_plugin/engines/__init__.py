@@ -51,6 +51,17 @@ class Scored:
     version: Version
 
 
+class Listener(Protocol):
+    """Hears the tokens of a request as they are drawn, and says when nobody wants the rest."""
+
+    def took(self, sample: int, token_ids: Sequence[int], logprobs: Sequence[float], version: Version) -> None:
+        """One or more tokens of an answer, all by the weights of `version`. From any thread; may not block or raise."""
+
+    @property
+    def gone(self) -> bool:
+        """True ends the request after the step that runs; what was drawn until then is its answer."""
+
+
 class Checkpoint(Protocol):
     """A whole version on disk. `tensors` gives each that holds weights: its place in the layout, and all its lanes."""
 
@@ -110,7 +121,7 @@ class Engine(Protocol):
     @property
     def live(self) -> LiveTensors: ...
 
-    def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> list[Sample]:
+    def generate(self, prompt_ids: Sequence[int], sampling: Sampling, listener: Listener | None = None) -> list[Sample]:
         """Sample `n` answers. Raises UsageError for a request that can never work, UnavailableError once fenced."""
 
     def logprobs(self, token_ids: Sequence[int]) -> Scored:

@@ -22,7 +22,7 @@ from deltad.errors import ReplicaError, UnavailableError
 from deltad.types import Version
 from rollout_plugin.apply.export import check_whole
 from rollout_plugin.apply.live import DTYPE_NAMES, LiveWeights
-from rollout_plugin.engines import Sample, Sampling, Scored
+from rollout_plugin.engines import Listener, Sample, Sampling, Scored
 from rollout_plugin.engines.checks import check_sampling, check_tokens, diverged
 from rollout_plugin.engines.gate import Gate
 
@@ -109,10 +109,10 @@ class TransformersEngine:
         _check_numbers(scores, version)
         return Scored(tuple(scores.gather(-1, ids[0, 1:, None])[:, 0].tolist()), version)
 
-    def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> list[Sample]:
+    def generate(self, prompt_ids: Sequence[int], sampling: Sampling, listener: Listener | None = None) -> list[Sample]:
         self._check(prompt_ids, at_least=1)
         check_sampling(len(prompt_ids), sampling, longest=self._longest)
-        drawn = _Draw(sampling, self._ends)
+        drawn = _Draw(sampling, self._ends, listener)
         inputs, cache = torch.tensor([list(prompt_ids)]), None
         while not drawn.over:
             with self._gate.step(), torch.inference_mode():
@@ -133,9 +133,10 @@ class TransformersEngine:
 class _Draw:
     """The samples of one request as they grow: one row of logits each per step."""
 
-    def __init__(self, sampling: Sampling, ends: frozenset[int]) -> None:
+    def __init__(self, sampling: Sampling, ends: frozenset[int], listener: Listener | None) -> None:
         self._sampling = sampling
         self._ends = ends
+        self._listener = listener
         self._rng = torch.Generator().manual_seed(sampling.seed & (2**63 - 1))
         self._tokens: list[list[int]] = [[] for _ in range(sampling.n)]
         self._logprobs: list[list[float]] = [[] for _ in range(sampling.n)]
@@ -143,6 +144,8 @@ class _Draw:
 
     @property
     def over(self) -> bool:
+        if self._listener is not None and self._listener.gone:
+            return True
         return len(self._versions) == self._sampling.max_new_tokens or all(map(self._ended, self._tokens))
 
     def next(self, logits: torch.Tensor, version: Version) -> torch.Tensor:
@@ -164,6 +167,8 @@ class _Draw:
             if not self._ended(self._tokens[row]):
                 self._tokens[row].append(token)
                 self._logprobs[row].append(chosen[row])
+                if self._listener is not None:
+                    self._listener.took(row, (token,), (chosen[row],), version)
         return drawn
 
     def samples(self) -> list[Sample]:

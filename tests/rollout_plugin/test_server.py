@@ -15,7 +15,7 @@ import pytest
 
 from deltad.client.messages import NextReply
 from deltad.errors import ConfigError
-from rollout_plugin.engines import Sample, Sampling
+from rollout_plugin.engines import Listener, Sample, Sampling
 from rollout_plugin.log import Log
 from rollout_plugin.server import Endpoint
 from rollout_plugin.serving import Serving
@@ -222,7 +222,9 @@ def test_an_answer_whose_last_step_ends_just_before_the_fence_is_listed_or_withh
     engine, serving = replica.engine, replica.serving
     whole = engine.generate
 
-    def fenced_after_the_last_step(prompt: Sequence[int], sampling: Sampling) -> list[Sample]:
+    def fenced_after_the_last_step(
+        prompt: Sequence[int], sampling: Sampling, listener: Listener | None = None
+    ) -> list[Sample]:
         samples = whole(prompt, sampling)
         assert serving.fence("a test") == ()
         if heals:

@@ -36,7 +36,7 @@ from deltad.delta.layout import Layout  # noqa: E402
 from deltad.errors import DeltadError, ReplicaError, UnavailableError  # noqa: E402
 from deltad.types import Version  # noqa: E402
 from rollout_plugin.apply.export import check_whole  # noqa: E402
-from rollout_plugin.engines import Sample, Sampling, Scored  # noqa: E402
+from rollout_plugin.engines import Listener, Sample, Sampling, Scored  # noqa: E402
 from rollout_plugin.engines.checks import check_sampling, check_tokens, diverged  # noqa: E402
 from rollout_plugin.engines.gate import Gate  # noqa: E402
 from rollout_plugin.engines.vllm import plugin  # noqa: E402
@@ -172,7 +172,7 @@ class VllmEngine:
         self._thread.join()
         self.engine.engine_core.shutdown()
 
-    def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> list[Sample]:
+    def generate(self, prompt_ids: Sequence[int], sampling: Sampling, listener: Listener | None = None) -> list[Sample]:
         check_tokens(prompt_ids, at_least=1, longest=self._longest, vocabulary=self._vocabulary)
         check_sampling(len(prompt_ids), sampling, longest=self._longest)
         requests = [
@@ -187,6 +187,8 @@ class VllmEngine:
                     detokenize=False,
                     output_kind=RequestOutputKind.DELTA,
                 ),
+                at,
+                listener,
             )
             for at in range(sampling.n)
         ]
@@ -240,6 +242,7 @@ class VllmEngine:
             else:
                 for output in outputs:
                     self._deliver(output, version)
+                self._let_go()
         self._end_all(UnavailableError("replica", found="closed", hint="sample elsewhere"))
 
     def _admit(self) -> None:
@@ -261,6 +264,16 @@ class VllmEngine:
         if output.finished:
             self._running = {name: other for name, other in self._running.items() if other is not request}
             request.ended.set()
+
+    def _let_go(self) -> None:
+        """End what nobody wants any more; what was drawn until now is its answer."""
+        gone = [name for name, request in self._running.items() if request.is_gone]
+        if not gone:
+            return
+        with self._gate.turn():
+            self.engine.abort_request(gone, internal=True)
+        for name in gone:
+            self._running.pop(name).ended.set()
 
     def _find(self, output_id: str) -> _Request | None:
         # vLLM answers under the id that it was given, and knows the request under that with an ending.
@@ -294,9 +307,13 @@ class VllmEngine:
 class _Request:
     """One request on its way through vLLM."""
 
-    def __init__(self, prompt: list[int], params: SamplingParams) -> None:
+    def __init__(
+        self, prompt: list[int], params: SamplingParams, place: int = 0, listener: Listener | None = None
+    ) -> None:
         self.prompt = prompt
         self.params = params
+        self._place = place
+        self._listener = listener
         self.ended = threading.Event()
         self.error: UnavailableError | None = None
         self.versions: list[Version] = []
@@ -314,10 +331,18 @@ class _Request:
             tokens = list(completion.token_ids)
             self._tokens += tokens
             self.versions += [version] * len(tokens)
+            logprobs: list[float] = []
             if completion.logprobs is not None:
                 rows = zip(completion.logprobs, tokens, strict=True)
-                self._logprobs += [row[token].logprob for row, token in rows if row is not None]
+                logprobs = [row[token].logprob for row, token in rows if row is not None]
+            self._logprobs += logprobs
             self._stopped |= completion.finish_reason == "stop"
+            if self._listener is not None and tokens and not any(map(math.isnan, logprobs)):
+                self._listener.took(self._place, tokens, logprobs, version)
+
+    @property
+    def is_gone(self) -> bool:
+        return self._listener is not None and self._listener.gone
 
     def sample(self) -> Sample:
         self._check_numbers(self._logprobs)

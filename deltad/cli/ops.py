@@ -124,7 +124,8 @@ def warm(cache: Path | None, as_json: bool) -> None:
 
 @ops.command(short_help="Print the completion script of a shell.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
+@json_option
+def completion(shell: str, as_json: bool) -> None:
     """Print the script by which SHELL completes commands and options.
 
     \b
@@ -138,7 +139,11 @@ def completion(shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     command = click.get_current_context().find_root().command
-    click.echo(kind(command, {}, "deltad", "_DELTAD_COMPLETE").source())
+    text = kind(command, {}, "deltad", "_DELTAD_COMPLETE").source()
+    if as_json:
+        show_json({"shell": shell, "text": text})
+    else:
+        click.echo(text)
 
 
 def _home(variable: str, below: str) -> Path:

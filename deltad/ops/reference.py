@@ -15,9 +15,9 @@ def metrics_page() -> str:
         "# Metrics",
         "",
         "What `/metrics` gives, where `[metrics] listen` is set: in the text format of Prometheus, or as OpenMetrics.",
-        "Moments are timestamps, shares are two counters, and a series goes when its run or replica does. Alert rules and",
-        "a dashboard over these come along: `deltad ops show rules.yml`, `deltad ops show dashboard.json`. This page is",
-        "written by `deltad ops show metrics`.",
+        "Moments are timestamps, shares are two counters, and a series goes when its run or replica does. Alert rules",
+        "and a dashboard over these come along: `deltad ops show rules.yml`, `deltad ops show dashboard.json`.",
+        "This page is written by `deltad ops show metrics`.",
         "",
         "| metric | kind | labels | what it tells |",
         "|---|---|---|---|",
@@ -47,8 +47,8 @@ def config_page() -> str:
         f"One file of TOML, which `deltad serve --config FILE` reads. {UNITS}",
         "Sections in double brackets may stand in it more than once. `deltad config check FILE` judges a file, `deltad",
         "config show FILE` fills in the defaults. What SIGHUP takes up: `[[token]]`, `[[peer]]`, `[[trust]]`, and the",
-        "files with tokens, certificates and keys; all else needs a restart, and the log says so. This page is written by",
-        "`deltad ops show config`.",
+        "files with tokens, certificates and keys; all else needs a restart, and the log says so. This page is written",
+        "by `deltad ops show config`.",
     ]
     for section in explain():
         lines += [

@@ -50,6 +50,20 @@ def status_blocks(view: StatusView) -> list[Block]:
     ]
 
 
+def status_line(view: StatusView) -> str:
+    """The daemon in one line, as `systemctl status` shows it."""
+    parts = []
+    for name, run in view.region.runs.items():
+        parts.append(f"{name} {run.latest or 'without a version'}" + (f" ({run.activity})" if run.activity else ""))
+    regions = [RegionView(view.region, 0.0, True), *view.regions]
+    replicas = [(region, run, r) for region in regions for run in region.report.runs.values() for r in run.replicas]
+    if replicas:
+        live = sum(region.fresh and run.is_at_target(replica) for region, run, replica in replicas)
+        parts.append(f"{live} of {len(replicas)} replicas verified at their target")
+    said = "; ".join(parts) or "no run yet"
+    return said if view.ready else f"not ready: {', '.join(view.reasons)}; {said}"
+
+
 def without_clocks(view: StatusView) -> StatusView:
     """The view with everything taken out that changes while nothing happens: two equal ones tell the same."""
     return msgspec.structs.replace(

@@ -108,6 +108,8 @@ class Region(MemoryOperations):
         before = self.history[-1] if self.history else None
         root = root_of(layout, sum_weights(layout, weights))
         self.store.put(layout.encode())
+        for data in files.values():
+            self.store.put(data)
         info = VersionInfo(
             run=RUN,
             version=str(Version(1, number)),

@@ -19,7 +19,7 @@ UNITS = (
 )
 _ORDER = (
     *("daemon", "relay", "local", "token", "peer", "metrics", "signing", "run", "watch", "upstream"),
-    *("lead", "bucket", "pace"),
+    *("lead", "bucket", "hot_load", "pace"),
     *("fleet", "trust"),
     *("backend", "scrub"),
 )

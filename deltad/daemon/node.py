@@ -47,6 +47,7 @@ from deltad.daemon.chores import Chores
 from deltad.daemon.deriving import Deriving
 from deltad.daemon.handing import HandOvers
 from deltad.daemon.heartbeats import Heartbeats
+from deltad.daemon.hotloads import make_hot_loads
 from deltad.daemon.keeping import Keeper, collect_reply
 from deltad.daemon.leading import Lead
 from deltad.daemon.notes import Note
@@ -137,6 +138,7 @@ class Node:
         self.deriving = Deriving(store, config, self.metrics)
         self.chores = Chores(self)
         self.history = History()
+        self.hot_loads = make_hot_loads(self)
         self._handovers = HandOvers(store, self.backend, self)
         self._leads = {lead.run: Lead(lead, limits) for lead in config.leads}
 

@@ -23,6 +23,7 @@ from aiohttp import web
 
 from deltad.config import Address, Config, LocalConfig, RelayConfig, TlsFiles, warnings
 from deltad.daemon.admitting import local_door, relay_door
+from deltad.daemon.hotloads import routes as hot_load_routes
 from deltad.daemon.node import Node
 from deltad.daemon.porch import Porch
 from deltad.daemon.pulse import Pulse
@@ -145,7 +146,16 @@ async def _listen(stack: AsyncExitStack, node: Node, reloader: Reloader, events:
     addresses = {"socket": str(config.daemon.socket)}
     group, callers = group_id(config.daemon.group), local_door(config)
     reloader.then(lambda found: callers.replace(local_door(found)))
-    local = LocalServer(node.store, node, node.fleet, node.announcements, node.limits, door=callers, group=group)
+    local = LocalServer(
+        node.store,
+        node,
+        node.fleet,
+        node.announcements,
+        node.limits,
+        door=callers,
+        faces=hot_load_routes(node.hot_loads),
+        group=group,
+    )
     runner = await _start(stack, local.app(), node.limits, "local")
     await web.SockSite(runner, bind_unix_socket(config.daemon.socket, group)).start()
     stack.callback(config.daemon.socket.unlink, missing_ok=True)
@@ -243,6 +253,8 @@ def _parts(node: Node) -> Iterator[tuple[str, Part]]:
         yield f"pull {puller.view().url}", puller.run
     for twins in node.twins:
         yield f"bucket {twins.url}", twins.run
+    for loads in node.hot_loads:
+        yield f"hot loads {loads.deployment}", loads.work
     yield "scrub", node.scrubbing.run
     if node.config.daemon.derive_rate:
         yield "deriving", node.chores.derive

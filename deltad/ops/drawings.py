@@ -7,10 +7,10 @@ words are in its `<title>` for those who do not see it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from html import escape
+from html import escape as escape_markup
 
 from deltad.client.messages import VersionInfo
-from deltad.figures import percent, size
+from deltad.figures import clean, percent, size
 from deltad.types import parse_version
 
 _SPARK = (160, 24)
@@ -19,6 +19,11 @@ _MARGIN = (8, 16)
 _STEP, _LANE, _RADIUS = 46, 34, 7
 SHOWN = 24
 """Of a run's versions, the newest so many are drawn."""
+
+
+def escape(text: str) -> str:
+    """Text from elsewhere as it may stand in a page: neither markup nor what turns the writing around."""
+    return escape_markup(clean(text))
 
 
 def sparkline(values: Sequence[float], label: str) -> str:
@@ -55,10 +60,12 @@ def plot(title: str, points: Sequence[tuple[str, float]], shown: Callable[[float
             f'<text class="end" x="{width - left}" y="{height - 3}">{escape(points[-1][0])}</text>'
         )
     return (
-        f'<figure><figcaption>{escape(title)}</figcaption><svg class="plot" role="img" width="{width}" height="{height}"'
-        f' viewBox="0 0 {width} {height}"><title>{escape(title)}: from 0 to {escape(shown(top))}</title>'
+        f"<figure><figcaption>{escape(title)}</figcaption>"
+        f'<svg class="plot" role="img" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
+        f"<title>{escape(title)}: from 0 to {escape(shown(top))}</title>"
         f'<line class="axis" x1="{left}" x2="{width - left}" y1="{height - below}" y2="{height - below}"/>'
-        f'<text x="{left}" y="12">{escape(shown(top) if values else "no versions yet")}</text>{line}{marks}{ends}</svg></figure>'
+        f'<text x="{left}" y="12">{escape(shown(top) if values else "no versions yet")}</text>'
+        f"{line}{marks}{ends}</svg></figure>"
     )
 
 

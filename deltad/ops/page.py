@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from html import escape
 from importlib.resources import files
+from urllib.parse import quote
 
 from deltad.client.messages import RegionView, StatusView, UpstreamView, VersionInfo
-from deltad.figures import duration, percent, rate, size, stages, when
+from deltad.figures import count, duration, percent, rate, size, stages, when
 from deltad.ops.blocks import Block, Cell, Facts, Line, Table, Tone
-from deltad.ops.drawings import lineage, plot, sparkline
+from deltad.ops.drawings import escape, lineage, plot, sparkline
 from deltad.ops.history import Event, behind
 from deltad.ops.overview import mismatched, status_blocks
 
@@ -53,16 +53,17 @@ def render_page(view: StatusView, samples: Samples | None = None, events: Sequen
 
 def render_run(view: StatusView, run: str, versions: Sequence[VersionInfo]) -> str:
     """A run over its versions: density, bytes, and the time that each took up to here."""
-    names = [info.version for info in versions]
+    deltas = [info for info in versions if info.kind != "anchor"]
     plots = (
-        plot("changed elements", list(zip(names, (v.density for v in versions), strict=True)), percent),
-        plot("bytes of the edge", list(zip(names, (float(v.delta_bytes) for v in versions), strict=True)), size),
-        plot("time up to here", list(zip(names, map(_took, versions), strict=True)), duration),
+        plot("changed elements, by delta", [(v.version, v.density) for v in deltas], percent),
+        plot("bytes, by delta", [(v.version, float(v.delta_bytes)) for v in deltas], size),
+        plot("time up to here", [(v.version, _took(v)) for v in versions], duration),
     )
     rows = "".join(
         f'<tr><th scope="row">{escape(v.version)}</th><td>{escape(v.kind)}</td><td>{when(v.created)}</td>'
         f'<td class="right">{percent(v.density)}</td><td class="right">{size(v.delta_bytes)}</td>'
-        f"<td>{escape(v.coder or '–')}</td><td>{escape(stages(v.seconds) or '–')}</td><td>{escape(v.reason or '–')}</td></tr>"
+        f"<td>{escape(v.coder or '–')}</td><td>{escape(stages(v.seconds) or '–')}</td>"
+        f"<td>{escape(v.reason or '–')}</td></tr>"
         for v in reversed(versions)
     )
     heads = "".join(
@@ -75,6 +76,11 @@ def render_run(view: StatusView, run: str, versions: Sequence[VersionInfo]) -> s
         f"<table><caption>versions</caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
     )
     return _document(f"run {run} at {view.daemon}", body)
+
+
+def _address(run: str) -> str:
+    """The name of a run as a part of an address."""
+    return quote(run, safe="")
 
 
 def _took(info: VersionInfo) -> float:
@@ -98,11 +104,12 @@ def _alarms(view: StatusView, regions: Sequence[RegionView]) -> list[str]:
         having = [region for region in regions if run in region.report.runs]
         if wrong := mismatched(run, having, held.versions):
             found.append(
-                f"integrity alarm: {wrong} of the replicas of {run} serve weights that were never published; "
+                f"integrity alarm: {count(wrong, 'replica')} of {run} with weights that were never published; "
                 "RUNBOOK.md, DeltadReplicaMismatch"
             )
     if view.scrub.damaged:
-        found.append(f"integrity alarm: {view.scrub.damaged} stored objects are damaged; RUNBOOK.md, DeltadDamage")
+        damaged = count(view.scrub.damaged, "stored object")
+        found.append(f"integrity alarm: damaged and not healed: {damaged}; RUNBOOK.md, DeltadDamage")
     return [f'<p class="alarm" role="alert">{escape(words)}</p>' for words in found]
 
 
@@ -119,15 +126,14 @@ def _freshness(regions: Sequence[RegionView], samples: Samples) -> str:
             staged = ", ".join(f"{n} {word}" for n, word in ((staging, "staging"), (ready, "ready")) if n) or "–"
             served = sorted({r.version for r in run.replicas if r.version} - {*proven})
             verified = ", ".join(proven) or "–"
-            others = (
-                f'<span class="warn">, {escape(", ".join(served))} served and not at target</span>' if served else ""
-            )
+            words = f", {escape(', '.join(served))} served and not at target"
+            others = f'<span class="warn">{words}</span>' if served else ""
             lag = lags[key]
             tone = "good" if lag == 0 else "warn" if lag > 1 else ""
             line = sparkline([*samples.get(key, ())] or [lag], f"versions behind of {name} at {key[0]}")
             rows.append(
                 f'<tr><th scope="row">{escape(region.report.daemon)}</th>'
-                f'<td><a href="/runs/{escape(name)}">{escape(name)}</a></td>'
+                f'<td><a href="/runs/{quote(name, safe="")}">{escape(name)}</a></td>'
                 f"<td>{escape(run.latest or '–')}</td><td>{staged}</td><td>{escape(verified)}{others}</td>"
                 f'<td class="right {tone}">{lag}</td><td>{line}</td></tr>'
             )
@@ -157,7 +163,7 @@ def _speed(upstreams: Sequence[UpstreamView]) -> str:
 
 def _lineages(view: StatusView) -> list[str]:
     return [
-        f'<h2>Lineage of <a href="/runs/{escape(name)}">{escape(name)}</a></h2>{lineage(run.versions)}'
+        f'<h2>Lineage of <a href="/runs/{quote(name, safe="")}">{escape(name)}</a></h2>{lineage(run.versions)}'
         for name, run in sorted(view.region.runs.items())
         if run.versions
     ]

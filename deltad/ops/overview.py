@@ -6,7 +6,7 @@ what a region that fell silent said last has aged to unknown before it comes her
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -19,6 +19,7 @@ from deltad.client.messages import (
     StatusView,
     Target,
     UpstreamView,
+    VersionInfo,
 )
 from deltad.figures import duration, percent, percent_of, rate, short, size, stages, when
 from deltad.ops.blocks import Block, Cell, Facts, Table, Tone, columns
@@ -89,6 +90,17 @@ def published_roots(regions: list[RegionView]) -> Roots:
                 for variant, root in {info.variant: info.root, **info.others}.items():
                     roots.setdefault((info.run, variant, info.version), root)
     return roots
+
+
+def mismatched(run: str, regions: Iterable[RegionView], versions: Iterable[VersionInfo]) -> int:
+    """How many replicas of a run serve, by what they read back, weights that are not those of the version they name."""
+    roots = {
+        (variant, info.version): root
+        for info in versions
+        for variant, root in {info.variant: info.root, **info.others}.items()
+    }
+    replicas = (replica for region in regions for replica in region.report.runs[run].replicas)
+    return sum(roots.get((r.variant, r.version), r.root) != r.root for r in replicas if r.root)
 
 
 def _daemon(view: StatusView) -> Facts:

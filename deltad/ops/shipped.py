@@ -7,14 +7,25 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from deltad.errors import NotFoundError
+from deltad.ops.dashboard import dashboard
+from deltad.ops.reference import config_page, metrics_page
 
 _COMMAND = "@DELTAD@"
+_WRITTEN: dict[str, Callable[[], str]] = {
+    "dashboard.json": dashboard,
+    "metrics": metrics_page,
+    "config": config_page,
+}
+"""What is written from the code when it is asked for."""
+_PAGES = {"runbook": "RUNBOOK.md"}
+"""Pages of the documentation, which lie in the package as well."""
 
 SYSTEM = {
     "systemd/deltad.service": "etc/systemd/system/deltad.service",
@@ -39,7 +50,7 @@ class Placed:
 
 def names() -> list[str]:
     """Every file, by its path below the folder of shipped files."""
-    return sorted(_walk(files("deltad.ops").joinpath("files"), ""))
+    return sorted([*_walk(files("deltad.ops").joinpath("files"), ""), *_WRITTEN, *_PAGES])
 
 
 def read(name: str) -> str:
@@ -49,6 +60,10 @@ def read(name: str) -> str:
     ]
     if len(found) != 1:
         raise NotFoundError(f"shipped file {name!r}", expected=f"one of {', '.join(names())}")
+    if written := _WRITTEN.get(found[0]):
+        return written()
+    if page := _PAGES.get(found[0]):
+        return files("deltad").joinpath("docs", page).read_text(encoding="utf-8")
     text = files("deltad.ops").joinpath("files", *found[0].split("/")).read_text(encoding="utf-8")
     return text.replace(_COMMAND, command())
 

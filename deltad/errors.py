@@ -124,6 +124,12 @@ class ConflictError(DeltadError):
     http_status = 409
 
 
+class PreconditionError(ConflictError):
+    """A request that what stands now does not admit, though another time it may. Nothing was changed."""
+
+    http_status = 412
+
+
 class StoreError(DeltadError):
     """The store cannot be opened or written."""
 

@@ -283,7 +283,7 @@ FLEET = RUN + '[[fleet]]\nrun = "r"\n'
         ("[daemon]\n", "daemon.name", "no such key"),
         (NAME + "[dameon]\n", "dameon", "the nearest valid one is [daemon]"),
         (NAME + '[[runs]]\nid = "r"\n', "runs", "the nearest valid one is [[run]]"),
-        (NAME + "[foo]\n", "foo", "valid here: [backend], [[bucket]], [daemon], [[fleet]], [[lead]]"),
+        (NAME + "[foo]\n", "foo", "valid here: [backend], [[bucket]], [daemon], [[fleet]], [[hot_load]]"),
         (LEAD + 'token_file = "t"\n', "lead[0].url", "a URL of https"),
         (LEAD.replace("http:", "https:"), "lead[0].token_file", "or a `certificate`"),
         (LEAD.replace("http:", "https:") + 'certificate = "c"\n', "lead[0].key", "or neither"),

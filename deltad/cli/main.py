@@ -23,6 +23,7 @@ from deltad.cli.export import export
 from deltad.cli.gc import gc
 from deltad.cli.inspect import inspect
 from deltad.cli.keys import keys
+from deltad.cli.ops import ops
 from deltad.cli.output import clean
 from deltad.cli.pin import pin, unpin
 from deltad.cli.plan import plan
@@ -92,7 +93,7 @@ def deltad(context: click.Context) -> int | None:
 
 
 _DAILY = (serve, publish, pull, status, log, hold, release, rollback, diff, inspect, verify, export)
-_NOW_AND_THEN = (pin, unpin, gc, plan, doctor, keys, config, demo)
+_NOW_AND_THEN = (pin, unpin, gc, plan, doctor, keys, config, ops, demo)
 for _command in (*_DAILY, *_NOW_AND_THEN):
     deltad.add_command(_command)
 

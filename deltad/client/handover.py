@@ -21,6 +21,7 @@ from deltad.types import Version
 BLOCK = struct.Struct("<BI")
 HEAD, CHUNK, TAIL = 1, 2, 3
 
+_Kind = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z]{1,40}$")]
 _Dims = Annotated[tuple[int, ...], msgspec.Meta(max_length=DEFAULT_LIMITS.tensor_dims)]
 
 
@@ -62,7 +63,8 @@ class JoinReply(msgspec.Struct, frozen=True):
 class HandOver(msgspec.Struct, frozen=True):
     """What a rank hands over: its owned shards at a step, against `base`, or whole.
 
-    What names the version (`number` and all behind it) has to be the same on every rank; see `PublishRequest`.
+    What names the version (`number` to `epoch`) has to be the same on every rank; see `PublishRequest`. `skipped`
+    counts, by kind, the steps that the rank skipped since its last share became a version.
     """
 
     session: str
@@ -73,6 +75,7 @@ class HandOver(msgspec.Struct, frozen=True):
     new_epoch: bool = False
     resume_from: str = ""
     epoch: int = 0
+    skipped: Annotated[dict[_Kind, int], msgspec.Meta(max_length=32)] = {}
 
 
 class HandedOver(msgspec.Struct, frozen=True):

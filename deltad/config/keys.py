@@ -14,11 +14,12 @@ from deltad.config.showing import toml_value
 
 UNITS = (
     "Durations are whole numbers with a unit (`500ms`, `2s`, `5m`, `1h`), and so are sizes (`512MiB`, `2GiB`). "
-    "Relative paths start at the directory of the file."
+    "Relative paths start at the directory of the file; `credential:NAME` is a file in `$CREDENTIALS_DIRECTORY`, where "
+    "systemd's `LoadCredential=` puts it."
 )
 _ORDER = (
     *("daemon", "relay", "local", "token", "peer", "metrics", "signing", "run", "watch", "upstream"),
-    *("lead", "bucket", "pace"),
+    *("lead", "bucket", "hot_load", "pace"),
     *("fleet", "trust"),
     *("backend", "scrub"),
 )

@@ -24,6 +24,7 @@ from deltad.config.sections import (
     Config,
     DaemonConfig,
     FleetConfig,
+    HotLoadConfig,
     LeadConfig,
     LocalConfig,
     MetricsConfig,
@@ -102,6 +103,7 @@ def _secret_files(config: Config) -> list[TokenFile | KeyFile | CredentialsFile]
     found += (lead.token_file for lead in config.leads if lead.token_file)
     found += (token.file for token in config.tokens)
     found += (bucket.credentials_file for bucket in config.buckets if bucket.credentials_file)
+    found += (load.credentials_file for load in config.hot_loads if load.credentials_file)
     if config.signing:
         found.append(config.signing.key_file)
     return found
@@ -142,6 +144,7 @@ class _Document:
             upstreams=self._sections("upstream", UpstreamConfig),
             leads=self._sections("lead", LeadConfig),
             buckets=self._sections("bucket", BucketConfig),
+            hot_loads=self._sections("hot_load", HotLoadConfig),
             paces=self._sections("pace", PaceConfig),
             fleets=self._sections("fleet", FleetConfig),
             trusts=self._sections("trust", TrustConfig),
@@ -159,6 +162,8 @@ class _Document:
         self._distinct("upstream", "url", (upstream.url for upstream in config.upstreams))
         self._distinct("lead", "run", (lead.run for lead in config.leads))
         self._distinct("bucket", "url", (bucket.url for bucket in config.buckets))
+        self._distinct("hot_load", "deployment", (load.deployment for load in config.hot_loads))
+        self._distinct("hot_load", "run", (load.run for load in config.hot_loads))
         self._distinct("fleet", "run", (fleet.run for fleet in config.fleets))
         self._distinct("trust", "key", (str(trust.key) for trust in config.trusts))
         self._distinct("token", "file", (str(token.file.path) for token in config.tokens))
@@ -174,6 +179,9 @@ class _Document:
         for place, watch in enumerate(config.watches):
             if watch.run not in declared:
                 raise self._undeclared("watch", place, watch.run, declared)
+        for place, load in enumerate(config.hot_loads):
+            if load.run not in declared:
+                raise self._undeclared("hot_load", place, load.run, declared)
         for place, fleet in enumerate(config.fleets):
             if fleet.run not in declared and not config.pulls(fleet.run):
                 raise self._undeclared("fleet", place, fleet.run, declared)

@@ -291,6 +291,27 @@ class BucketConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HotLoadConfig:
+    """`[[hot_load]]`: a deployment into which clients of the hot-load APIs of CoreWeave and Fireworks load snapshots.
+    Both are served where the local API is; a caller needs the scope `publish`.
+
+    `deployment` (required): the deployment's id, as those clients name it.
+    `run` (required): the `[[run]]` whose versions the snapshots become; one deployment a run.
+    `url` (required): the bucket and the prefix below which they upload, `<url>/<identity>/`; as in `[[bucket]]`.
+    `account`: the account that it is in, for clients of Fireworks. Default `deltad`.
+    `credentials_file`: as in `[[bucket]]`. Default ``""``.
+    `timeout`: for how long a load waits for all replicas to be verified before it has failed. Default `30m`.
+    """
+
+    deployment: str = field(metadata=_reads(values.named(parse_daemon_name)))
+    run: RunId = field(metadata=_reads(values.named(parse_run)))
+    url: str = field(metadata=_reads(values.bucket_url))
+    account: str = field(default="deltad", metadata=_reads(values.named(parse_daemon_name)))
+    credentials_file: CredentialsFile | None = field(default=None, metadata=_reads(values.credentials_file))
+    timeout: float = field(default=1800.0, metadata=_reads(values.duration(1.0), values.duration_text))
+
+
+@dataclass(frozen=True, slots=True)
 class PaceConfig:
     """`[[pace]]`: a cap on what is pulled and put into buckets. Each that concerns some bytes holds for them.
 
@@ -392,6 +413,7 @@ class Config:
     upstreams: tuple[UpstreamConfig, ...]
     leads: tuple[LeadConfig, ...]
     buckets: tuple[BucketConfig, ...]
+    hot_loads: tuple[HotLoadConfig, ...]
     paces: tuple[PaceConfig, ...]
     fleets: tuple[FleetConfig, ...]
     trusts: tuple[TrustConfig, ...]
@@ -435,6 +457,7 @@ LISTS: dict[str, type[Any]] = {
     "upstream": UpstreamConfig,
     "lead": LeadConfig,
     "bucket": BucketConfig,
+    "hot_load": HotLoadConfig,
     "pace": PaceConfig,
     "fleet": FleetConfig,
     "trust": TrustConfig,

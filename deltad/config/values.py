@@ -2,14 +2,15 @@
 
 Knows neither files nor keys: a parser says what it expected, and whoever knows the place makes that a
 ConfigError. Durations are whole numbers with a unit (`500ms`, `2s`, `5m`, `1h`) and are seconds in the tree; sizes
-likewise (`512MiB`, `2GiB`) and are bytes. Relative paths are relative to the directory of the file.
+likewise (`512MiB`, `2GiB`) and are bytes. Relative paths are relative to the directory of the file; `credential:NAME`
+is a file that the service manager put into `$CREDENTIALS_DIRECTORY`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -28,6 +29,9 @@ _BYTES = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 _TIME = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])", re.ASCII)
 _BUCKET = re.compile(r"(?:(?:s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*|file://)(?:/[A-Za-z0-9._-]+)*/?", re.ASCII)
+_CREDENTIAL = "credential:"
+_CREDENTIAL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}", re.ASCII)
+_CREDENTIALS_OF_THE_UNIT = "/run/credentials/deltad.service"
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})", re.ASCII)
 
 
@@ -76,8 +80,17 @@ def named(parse: Callable[[str], object]) -> Parser:
 def path(value: object, base: Path) -> Path:
     if not text(value):
         raise RefusedError("a path")
+    if text(value).startswith(_CREDENTIAL):
+        return credential(text(value).removeprefix(_CREDENTIAL), os.environ)
     # Normalised by text alone: a symbolic link such as `current` must be followed when it is used.
     return Path(os.path.normpath(base / text(value)))
+
+
+def credential(name: str, environment: Mapping[str, str]) -> Path:
+    """Where the service manager put the credential of this name; without one, where the shipped unit has its own."""
+    if not _CREDENTIAL_NAME.fullmatch(name):
+        raise RefusedError(f"the name of a credential behind '{_CREDENTIAL}', such as 'secret_relay-token'")
+    return Path(environment.get("CREDENTIALS_DIRECTORY") or _CREDENTIALS_OF_THE_UNIT) / name
 
 
 def token_file(value: object, base: Path) -> TokenFile:

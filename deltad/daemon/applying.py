@@ -26,6 +26,7 @@ from deltad.store.disk import remove_tree, store_error
 from deltad.store.leases import READ_SECONDS
 from deltad.store.mirror import Mirror
 from deltad.store.store import Store
+from deltad.types import Version
 
 
 def find_named(name: str, records: Sequence[VersionRecord]) -> VersionRecord | None:
@@ -46,10 +47,13 @@ def find_named(name: str, records: Sequence[VersionRecord]) -> VersionRecord | N
 
 
 @contextmanager
-def whole(directory: Path, store: Store, mirror: Mirror, *, threads: int = 1) -> Iterator[tuple[Path, str]]:
+def whole(
+    directory: Path, store: Store, mirror: Mirror, *, base: Version | None = None, threads: int = 1
+) -> Iterator[tuple[Path, str]]:
     """The checkpoint to publish for `directory`, and the identity that its trainer gave it, if any.
 
-    That is `directory` itself, unless it holds a disk-delta. Raises BaseMissingError where its base is not held,
+    That is `directory` itself, unless it holds a disk-delta, which applies to `base` or else to the version that it
+    names. Raises BaseMissingError where its base is not held,
     CheckpointError, IntegrityError, StoreError.
     """
     delta = find_disk_delta(directory, limits=store.limits)
@@ -57,8 +61,8 @@ def whole(directory: Path, store: Store, mirror: Mirror, *, threads: int = 1) ->
         yield directory, ""
         return
     run = store.run(mirror.run)
-    base = find_named(delta.base_version, run.records())
-    if base is None:
+    record = find_named(delta.base_version, run.records()) if base is None else run.record(base)
+    if record is None:
         raise BaseMissingError(
             f"{directory}",
             expected=f"version {delta.base_version!r} of run {run.run}, which it applies to",
@@ -66,13 +70,13 @@ def whole(directory: Path, store: Store, mirror: Mirror, *, threads: int = 1) ->
             hint="it is taken as soon as that version is; a full checkpoint begins a chain anew",
         )
     holder = f"the disk-delta {directory} ({uuid.uuid4().hex[:8]})"
-    run.lease(holder, base.version, READ_SECONDS)
+    run.lease(holder, record.version, READ_SECONDS)
     scratch = store.scratch / f"applied-{uuid.uuid4().hex}"
     applied = scratch / directory.name
     try:
-        mirror.export(base, applied)
+        mirror.export(record, applied)
         try:
-            apply_disk_delta(delta, applied, mirror.layout(base), limits=store.limits, threads=threads)
+            apply_disk_delta(delta, applied, mirror.layout(record), limits=store.limits, threads=threads)
         except OSError as error:
             raise store_error(error, applied, 0) from error
         yield applied, "" if delta.version.isdigit() else delta.version

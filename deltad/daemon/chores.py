@@ -14,6 +14,7 @@ import structlog
 
 from deltad.daemon.deriving import LOOK_SECONDS
 from deltad.errors import DeltadError
+from deltad.ops.overview import mismatched
 from deltad.types import RunId
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class Chores:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._told: set[RunId] = set()
+        """The runs that metrics are shown of."""
         self._mirror_rests: dict[RunId, float] = {}
 
     async def do(self) -> None:
@@ -45,6 +48,11 @@ class Chores:
             view = node.fleet.view(run, standing.versions, now, target=standing.target)
             node.metrics.fleet(run, [r.state for region in view.regions for r in region.report.runs[run].replicas])
             node.metrics.target(run, held=view.target is not None, verified=view.verified)
+            node.metrics.standing(run, view.regions, mismatched=mismatched(run, view.regions, standing.versions))
+            self._told.add(run)
+        for run in self._told - {*node.runs()}:
+            self._told.discard(run)
+            node.metrics.forget(run)
         for export in await asyncio.to_thread(lambda: list(node.store.exports().iterdir())):
             if not node.fleet.is_registered(export.name):
                 await asyncio.to_thread(shutil.rmtree, export, ignore_errors=True)

@@ -47,6 +47,7 @@ from deltad.daemon.chores import Chores
 from deltad.daemon.deriving import Deriving
 from deltad.daemon.handing import HandOvers
 from deltad.daemon.heartbeats import Heartbeats
+from deltad.daemon.hotloads import make_hot_loads
 from deltad.daemon.keeping import Keeper, collect_reply
 from deltad.daemon.leading import Lead
 from deltad.daemon.notes import Note
@@ -109,7 +110,7 @@ class Node:
         self.announcements = Announcements()
         self.metrics = Metrics.create(deltad.__version__)
         self.metrics.backend(self.backend.name, self.backend_reason)
-        self.fleet = Fleet(config.daemon.name, self.boot, limits=limits)
+        self.fleet = Fleet(config.daemon.name, self.boot, limits=limits, on_report=self.metrics.replica_reported)
         self.heartbeats = Heartbeats(store, tuple(run.id for run in config.runs), self._key)
         self._tls = {u.url: ClientTls(u.tls, u.name) for u in config.upstreams if u.tls is not None}
         self.pacer = make_pacer(config)
@@ -135,6 +136,7 @@ class Node:
         )
         self.deriving = Deriving(store, config, self.metrics)
         self.chores = Chores(self)
+        self.hot_loads = make_hot_loads(self)
         self._handovers = HandOvers(store, self.backend, self)
         self._leads = {lead.run: Lead(lead, limits) for lead in config.leads}
 
@@ -260,7 +262,8 @@ class Node:
 
     def on_pulled(self, record: VersionRecord, stats: PullStats) -> None:
         """A version has come from an upstream and is durable."""
-        self._cadences.setdefault(RunId(record.run), Cadence()).arrived(record.sequence, stats.newest)
+        cadence = self._cadences.setdefault(RunId(record.run), Cadence())
+        self.metrics.passed_over(record.run, cadence.arrived(record.sequence, stats.newest))
         versions = self.versions_of(RunId(record.run))
         versions.note(record.version, Note(Seconds(transfer=stats.seconds), pulled_bytes=stats.bytes))
         info = versions.info(record.version)
@@ -292,9 +295,11 @@ class Node:
     async def hand_over(
         self, run: RunId, head: HandOver, chunks: AsyncIterator[bytes], tail: Callable[[], Awaitable[HandedOver]]
     ) -> HandOverReply:
-        if lead := self._leads.get(run):
-            return await lead.hand_over(run, head, chunks, tail)
-        return await self._handovers.hand_over(run, head, chunks, tail)
+        lead = self._leads.get(run)
+        reply = await (lead or self._handovers).hand_over(run, head, chunks, tail)
+        if head.rank == 0 and lead is None:
+            self.metrics.publishes_skipped_for(run, head.skipped)
+        return reply
 
     async def pull(self, run: RunId, wait: float) -> VersionInfo | None:
         pullers = [puller for puller in self.pullers if puller.follows(run)]

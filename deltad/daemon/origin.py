@@ -73,7 +73,7 @@ class PublishOptions(TypedDict, total=False):
     publisher writes in, if it says so. `epoch_on_conflict`: bytes that contradict what was published open the next
     epoch instead of being refused; those that were published before do not. `if_changed`: weights equal to the
     newest version's are that version again. `settle`: seconds that the checkpoint was waited for. `coding`: how a
-    delta is to be coded.
+    delta is to be coded. `delta_base`: the version that a disk-delta applies to, whatever it calls it.
     """
 
     identity: str
@@ -84,6 +84,7 @@ class PublishOptions(TypedDict, total=False):
     if_changed: bool
     settle: float
     coding: ModeChoice
+    delta_base: Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +156,8 @@ class Origin:
         with (
             self._store.leases.work(f"the publish of {self._run.run}"),
             self._beginning(how.get("begin_from")) as begun,
-            whole(directory, self._store, self._mirror, threads=self._threads) as (complete, named),
-            open_checkpoint(complete, publish_as=self._publish_as, limits=self._store.limits) as checkpoint,
+            whole(directory, self._store, self._mirror, base=how.get("delta_base"), threads=self._threads) as made,
+            open_checkpoint(made[0], publish_as=self._publish_as, limits=self._store.limits) as checkpoint,
         ):
             require_config(checkpoint)
             latest = self._run.latest()
@@ -179,7 +180,7 @@ class Origin:
             if begun is not None:
                 left = None if latest == begun else latest
                 place = replace(place, parent=begun, mirror=self._mirror_of(begun), left=left)
-            record = self._encode(checkpoint, place, how.get("identity", "") or named, coding.mode)
+            record = self._encode(checkpoint, place, how.get("identity", "") or made[1], coding.mode)
             checkpoint.check_unchanged()
             if how.get("if_changed") and latest is not None and _same_variants(record, latest):
                 return Published(latest, already=True, seconds=Seconds())

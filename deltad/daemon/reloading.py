@@ -25,14 +25,22 @@ Apply = Callable[[Config], None]
 
 class Reloader:
     """Reloads one file. `apply` are told of each configuration that can be used, and may raise before they change
-    anything; `on_reload` of how it went."""
+    anything; `on_reload` of how it went; `before` and `after` of a reload that was asked for, however it goes."""
 
-    def __init__(self, config: Config, *, on_reload: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        on_reload: Callable[[bool], None],
+        before: Callable[[], None] = lambda: None,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
         self.config = config
         self.problem = ""
         """Why the file that lies there now was not taken up; empty if it was."""
         self._applies: list[Apply] = []
         self._on_reload = on_reload
+        self._before, self._after = before, after
         self._asked = asyncio.Event()
 
     def then(self, apply: Apply) -> None:
@@ -48,7 +56,11 @@ class Reloader:
         while True:
             await self._asked.wait()
             self._asked.clear()
-            await self.reload()
+            self._before()
+            try:
+                await self.reload()
+            finally:
+                self._after()
 
     async def reload(self) -> None:
         """Read the file, and take up what can be. Raises nothing for a file that cannot be used."""

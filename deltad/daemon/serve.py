@@ -12,6 +12,7 @@ import os
 import signal
 import ssl
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 
@@ -21,17 +22,21 @@ from aiohttp import web
 
 from deltad.config import Address, Config, LocalConfig, RelayConfig, TlsFiles, warnings
 from deltad.daemon.admitting import local_door, relay_door
+from deltad.daemon.hotloads import routes as hot_load_routes
 from deltad.daemon.node import Node
 from deltad.daemon.porch import Porch
+from deltad.daemon.pulse import Pulse
 from deltad.daemon.reloading import Reloader
 from deltad.daemon.watching import watch
 from deltad.errors import ConfigError
+from deltad.figures import count
 from deltad.limits import Limits
 from deltad.local.binding import bind_tcp_once, bind_unix_socket, group_id
 from deltad.local.server import LocalServer
 from deltad.ops.health import health_app
 from deltad.ops.logs import configure
 from deltad.ops.notify import Notifier
+from deltad.ops.overview import status_line
 from deltad.relay.server import RelayServer
 from deltad.store.store import Store
 
@@ -40,6 +45,8 @@ log = structlog.get_logger("deltad.daemon")
 DRAIN_SECONDS = 20.0
 RESTART_SECONDS = 1.0
 CHORE_SECONDS = 2.0
+_CLOSE_SECONDS = 10.0
+"""How long it may take to close what listens, once all parts have stopped."""
 _KEPT_SECONDS = 300.0
 """How long a connection on which nothing is asked stays open."""
 
@@ -93,16 +100,19 @@ async def _serve(config: Config, store: Store) -> int:
         loop.add_signal_handler(number, on_signal)
     notifier = Notifier()
     node = Node(config, store)
-    reloader = Reloader(config, on_reload=node.metrics.reloaded)
+    pulse = Pulse(notifier, lambda: status_line(node.status()))
+    reloader = Reloader(
+        config, on_reload=node.metrics.reloaded, before=lambda: notifier.reloading(time.monotonic()), after=pulse.ready
+    )
     reloader.then(node.take_up)
     loop.add_signal_handler(signal.SIGHUP, reloader.ask)
     await asyncio.to_thread(node.describe_all)
     async with AsyncExitStack() as stack:
         addresses = await _listen(stack, node, reloader)
-        parts = [*_parts(node), ("reload", reloader.run)]
+        parts = [*_parts(node), ("reload", reloader.run), ("pulse", pulse.run)]
         tasks = [asyncio.create_task(_supervise(name, part), name=name) for name, part in parts]
-        stack.push_async_callback(_drain, node, tasks, hurry)
-        notifier.ready(f"serving {len(node.runs())} runs")
+        stack.push_async_callback(_drain, node, tasks, hurry, notifier)
+        pulse.ready()
         log.info(
             "daemon_ready",
             daemon=config.daemon.name,
@@ -111,6 +121,8 @@ async def _serve(config: Config, store: Store) -> int:
             backend_reason=node.backend_reason,
             **addresses,
         )
+        if node.backend.name == "numpy" and config.backend.kind == "auto":
+            log.warning("backend_slow", backend="numpy", backend_reason=node.backend_reason)
         await stop.wait()
         notifier.stopping()
         log.info("daemon_stopping", daemon=config.daemon.name)
@@ -129,7 +141,16 @@ async def _listen(stack: AsyncExitStack, node: Node, reloader: Reloader) -> dict
     addresses = {"socket": str(config.daemon.socket)}
     group, callers = group_id(config.daemon.group), local_door(config)
     reloader.then(lambda found: callers.replace(local_door(found)))
-    local = LocalServer(node.store, node, node.fleet, node.announcements, node.limits, door=callers, group=group)
+    local = LocalServer(
+        node.store,
+        node,
+        node.fleet,
+        node.announcements,
+        node.limits,
+        door=callers,
+        faces=hot_load_routes(node.hot_loads),
+        group=group,
+    )
     runner = await _start(stack, local.app(), node.limits, "local")
     await web.SockSite(runner, bind_unix_socket(config.daemon.socket, group)).start()
     stack.callback(config.daemon.socket.unlink, missing_ok=True)
@@ -220,6 +241,8 @@ def _parts(node: Node) -> Iterator[tuple[str, Part]]:
         yield f"pull {puller.view().url}", puller.run
     for twins in node.twins:
         yield f"bucket {twins.url}", twins.run
+    for loads in node.hot_loads:
+        yield f"hot loads {loads.deployment}", loads.work
     yield "scrub", node.scrubbing.run
     if node.config.daemon.derive_rate:
         yield "deriving", node.chores.derive
@@ -242,10 +265,12 @@ async def _chores(node: Node) -> None:
         await asyncio.sleep(CHORE_SECONDS)
 
 
-async def _drain(node: Node, tasks: list[asyncio.Task[None]], hurry: asyncio.Event) -> None:
+async def _drain(node: Node, tasks: list[asyncio.Task[None]], hurry: asyncio.Event, notifier: Notifier) -> None:
     """Stop all parts. A publish that is under way may end, unless told to hurry: it is atomic in any case."""
     for task in tasks:
         task.cancel()
+    deeds = len(node.deeds())
+    notifier.extend(DRAIN_SECONDS + _CLOSE_SECONDS, f"draining: {count(deeds, 'publish', 'publishes')} may end")
     waiting = asyncio.gather(*tasks, *node.deeds(), return_exceptions=True)
     hurried = asyncio.ensure_future(hurry.wait())
     await asyncio.wait((waiting, hurried), timeout=DRAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)

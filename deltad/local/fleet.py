@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -111,15 +111,18 @@ class Fleet:
         fresh_for: float = 30.0,
         quiet_for: float = 120.0,
         limits: Limits = DEFAULT_LIMITS,
+        on_report: Callable[[ReplicaReport, ReplicaReport], None] = lambda before, now: None,
     ) -> None:
         """`fresh_for`: seconds after which a region's last report says nothing any more; `quiet_for`: the
-        same for a replica at this daemon, which is silent while it stages."""
+        same for a replica at this daemon, which is silent while it stages. `on_report` hears what each replica at
+        this daemon said before and says now."""
         self.daemon = daemon
         self.boot = boot
         self.fresh_for = fresh_for
         self.quiet_for = quiet_for
         self.forget_after = 30 * quiet_for
         self._limits = limits
+        self._on_report = on_report
         self._sequence = 0
         self._replicas: dict[str, _Replica] = {}
         self._regions: dict[str, _Region] = {}
@@ -187,6 +190,7 @@ class Fleet:
             seconds=request.seconds,
         )
         known.heard = now
+        self._on_report(known.report, report)
         known.report = report
         if report.root and any(info.version == report.version for info in versions):
             doubt = _Lineage(versions).doubt(report.version, report.variant, report.root)

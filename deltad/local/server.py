@@ -13,7 +13,7 @@ import asyncio
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -76,6 +76,10 @@ from deltad.types import (
 T = TypeVar("T")
 Body = TypeVar("Body", bound=msgspec.Struct)
 
+Answer = Callable[[web.Request, Principal], Awaitable[web.StreamResponse]]
+Face = tuple[str, str, Answer, Right]
+
+_KEY = "X-Api-Key"
 _PIECE = 1 << 20
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,9})?", re.ASCII)
 _COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
@@ -109,14 +113,18 @@ class LocalServer:
         limits: Limits = DEFAULT_LIMITS,
         *,
         door: Doorkeeper | None = None,
+        faces: Sequence[Face] = (),
         group: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         progress_seconds: float = 30.0,
     ) -> None:
         """`clock`: the monotonic seconds that `fleet` is told everywhere in this process. `door` recognises who comes
-        over TCP, nobody if there is none; over the Unix socket it is root, this process's user, and `group`."""
+        over TCP, nobody if there is none; over the Unix socket it is root, this process's user, and `group`. `faces`
+        are routes that others bring: method, path, what answers a caller who was recognised, and the right that it
+        takes to get there."""
         self._door = door or Doorkeeper(lambda: ())
         self._group = group
+        self._faces = faces
         self._store = store
         self._operations = operations
         self._fleet = fleet
@@ -167,6 +175,8 @@ class LocalServer:
         ]
         for method, path, handler, right in routes:
             app.router.add_route(method, path, _for_those_who_may(right, handler))
+        for method, path, answer, right in self._faces:
+            app.router.add_route(method, path, _for_those_who_may(right, _knowing_the_caller(answer)))
         return app
 
     @web.middleware
@@ -176,7 +186,7 @@ class LocalServer:
             caller = Principal("", EVERYTHING) if may_connect(connection, self._group) else None
         else:
             names = certificate_names(request.get_extra_info("peercert"))
-            caller = self._door.admit(request.headers.get(hdrs.AUTHORIZATION, ""), names)
+            caller = self._door.admit(_authorization(request), names)
         if caller is None:
             raise _StrangerError("local API", expected="an identity that this daemon accepts")
         request[_CALLER] = caller
@@ -496,6 +506,20 @@ def _for_those_who_may(right: Right, handler: Handler) -> Handler:
         return await handler(request)
 
     return guarded
+
+
+def _authorization(request: web.Request) -> str:
+    """The token that is offered, as `Authorization` has it. Some clients of the hot-load APIs call it their key."""
+    if key := request.headers.get(_KEY, ""):
+        return request.headers.get(hdrs.AUTHORIZATION, f"Bearer {key}")
+    return request.headers.get(hdrs.AUTHORIZATION, "")
+
+
+def _knowing_the_caller(answer: Answer) -> Handler:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await answer(request, request[_CALLER])
+
+    return handler
 
 
 def _require(request: web.Request, allowed: bool) -> None:

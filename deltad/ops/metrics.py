@@ -8,16 +8,19 @@ ratio, seconds and bytes are the units, and no label is called `region`, which i
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from deltad.client.messages import ReplicaState, VersionInfo
+from deltad.client.messages import RegionView, ReplicaReport, ReplicaState, VersionInfo
 from deltad.errors import DeltadError
 from deltad.types import parse_version
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+_PAUSE_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+Metric = Counter | Gauge | Histogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +28,17 @@ class Metrics:
     """The metrics of one daemon. Make it with `create`."""
 
     registry: CollectorRegistry
+    process: ProcessCollector
     build_info: Gauge
     backend_info: Gauge
     backend_fallbacks: Counter
     versions_published: Counter
     versions_coded: Counter
     versions_pulled: Counter
+    versions_passed_over: Counter
+    publishes_skipped: Counter
+    elements: Counter
+    elements_changed: Counter
     delta_bytes: Counter
     full_bytes_avoided: Counter
     encode_seconds: Histogram
@@ -39,6 +47,11 @@ class Metrics:
     latest_version_created: Gauge
     replicas: Gauge
     replicas_at_target: Gauge
+    replicas_mismatched: Gauge
+    replica_versions_behind: Gauge
+    pause_seconds: Histogram
+    stage_seconds: Histogram
+    verify_seconds: Histogram
     target_held: Gauge
     relay_received_bytes: Counter
     relay_sent_bytes: Counter
@@ -61,6 +74,7 @@ class Metrics:
     scrub_covered: Gauge
     config_reloads: Counter
     ready: Gauge
+    _shown: dict[str, frozenset[tuple[str, ...]]] = field(default_factory=dict)
 
     @classmethod
     def create(cls, version: str) -> Metrics:
@@ -73,11 +87,12 @@ class Metrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"deltad_{name}", text, labels, registry=registry)
 
-        def histogram(name: str, text: str, *labels: str) -> Histogram:
-            return Histogram(f"deltad_{name}", text, labels, registry=registry, buckets=_SECONDS)
+        def histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+            return Histogram(f"deltad_{name}", text, labels, registry=registry, buckets=buckets)
 
         metrics = cls(
             registry=registry,
+            process=ProcessCollector(namespace="deltad", registry=registry),
             build_info=gauge("build_info", "Always 1; the label tells what runs.", "version"),
             backend_info=gauge(
                 "backend_info", "Always 1; the labels tell which backend computes, and why.", "backend", "reason"
@@ -88,6 +103,19 @@ class Metrics:
             versions_published=counter("versions_published", "Versions made durable from checkpoints here.", "run"),
             versions_coded=counter("versions_coded", "Versions published here, by how they are coded.", "run", "coder"),
             versions_pulled=counter("versions_pulled", "Versions pulled from upstreams.", "run"),
+            versions_passed_over=counter(
+                "versions_passed_over", "Versions that were never pulled, because a newer one was.", "run"
+            ),
+            publishes_skipped=counter(
+                "publishes_skipped",
+                "Steps that a trainer here did not publish, by kind of reason, told with the next that it did.",
+                "run",
+                "reason",
+            ),
+            elements=counter("elements", "Elements of the versions that were published or pulled.", "run"),
+            elements_changed=counter(
+                "elements_changed", "Those of them whose bits differ from the version before: the density.", "run"
+            ),
             delta_bytes=counter("delta_bytes", "Bytes of the edges that were published or pulled.", "run"),
             full_bytes_avoided=counter(
                 "full_bytes_avoided", "Bytes that sending whole versions would have taken beyond that.", "run"
@@ -103,6 +131,28 @@ class Metrics:
             replicas=gauge("replicas", "Replicas, here and in the regions below, by state.", "run", "state"),
             replicas_at_target=gauge(
                 "replicas_at_target", "Replicas that were read back at the version that they should serve.", "run"
+            ),
+            replicas_mismatched=gauge(
+                "replicas_mismatched", "Replicas whose weights, read back, are not what was published.", "run"
+            ),
+            replica_versions_behind=gauge(
+                "replica_versions_behind",
+                "How many versions of the run are newer than the one that a replica serves.",
+                "run",
+                "daemon",
+                "replica",
+            ),
+            pause_seconds=histogram(
+                "pause_seconds",
+                "How long generation stood still at a commit of a replica at this daemon.",
+                "run",
+                buckets=_PAUSE_SECONDS,
+            ),
+            stage_seconds=histogram(
+                "stage_seconds", "Staging a version beside the live weights of a replica at this daemon.", "run"
+            ),
+            verify_seconds=histogram(
+                "verify_seconds", "Reading all served weights of a replica at this daemon back.", "run"
             ),
             target_held=gauge(
                 "target_held", "Whether this daemon's fleet is held at a version (1) or follows the newest (0).", "run"
@@ -169,6 +219,15 @@ class Metrics:
         self.transfer_seconds.labels(info.run).observe(info.seconds.transfer)
         self._moved(info, info.pulled_bytes)
 
+    def passed_over(self, run: str, count: int) -> None:
+        """So many versions were never pulled before one that was."""
+        self.versions_passed_over.labels(run).inc(count)
+
+    def publishes_skipped_for(self, run: str, reasons: Mapping[str, int]) -> None:
+        """A trainer did not publish so many steps, by kind of reason."""
+        for reason, count in reasons.items():
+            self.publishes_skipped.labels(run, reason).inc(max(count, 0))
+
     def latest(self, info: VersionInfo) -> None:
         """This is the newest durable version of its run, whether new or found at the start."""
         self.latest_version_number.labels(info.run).set(parse_version(info.version).number)
@@ -179,6 +238,51 @@ class Metrics:
         tally = Tally(states)
         for state in ReplicaState:
             self.replicas.labels(run, state.value).set(tally[state])
+
+    def replica_reported(self, before: ReplicaReport, now: ReplicaReport) -> None:
+        """A replica at this daemon said how it is. What one version took it is counted once."""
+        if (
+            now.version
+            and now.seconds.pause
+            and (now.version, now.seconds.pause)
+            != (
+                before.version,
+                before.seconds.pause,
+            )
+        ):
+            self.pause_seconds.labels(now.run).observe(now.seconds.pause)
+            self.stage_seconds.labels(now.run).observe(now.seconds.stage)
+        if now.seconds.verify and (now.version, now.seconds.verify) != (before.version, before.seconds.verify):
+            self.verify_seconds.labels(now.run).observe(now.seconds.verify)
+
+    def standing(self, run: str, regions: Iterable[RegionView], *, mismatched: int) -> None:
+        """How far behind every replica of a run is, and how many serve what was never published.
+
+        A replica that is gone is shown no more.
+        """
+        shown = {
+            (run, region.report.daemon, replica.replica): replica.staleness
+            for region in regions
+            for replica in region.report.runs[run].replicas
+        }
+        for labels in self._shown.get(run, frozenset()) - shown.keys():
+            self.replica_versions_behind.remove(*labels)
+        self._shown[run] = frozenset(shown)
+        for labels, behind in shown.items():
+            self.replica_versions_behind.labels(*labels).set(behind)
+        self.replicas_mismatched.labels(run).set(mismatched)
+
+    def forget(self, run: str) -> None:
+        """A run is gone: none of its series is shown any more."""
+        for metric in self.metrics():
+            if "run" in metric._labelnames:
+                metric.remove_by_labels({"run": run})
+        self._shown.pop(run, None)
+
+    def metrics(self) -> list[Metric]:
+        """All of them, in the order of their fields."""
+        held = (getattr(self, each.name) for each in fields(self))
+        return [metric for metric in held if isinstance(metric, Metric)]
 
     def target(self, run: str, *, held: bool, verified: int) -> None:
         """Whether the fleet is held, and how many replicas, here and below, serve what they should."""
@@ -246,4 +350,6 @@ class Metrics:
     def _moved(self, info: VersionInfo, size: int) -> None:
         self.delta_bytes.labels(info.run).inc(size)
         self.full_bytes_avoided.labels(info.run).inc(max(info.full_bytes - size, 0))
+        self.elements.labels(info.run).inc(info.elements)
+        self.elements_changed.labels(info.run).inc(info.changed)
         self.latest(info)

@@ -6,7 +6,7 @@ what a region that fell silent said last has aged to unknown before it comes her
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -19,6 +19,7 @@ from deltad.client.messages import (
     StatusView,
     Target,
     UpstreamView,
+    VersionInfo,
 )
 from deltad.figures import duration, percent, percent_of, rate, short, size, stages, when
 from deltad.ops.blocks import Block, Cell, Facts, Table, Tone, columns
@@ -50,6 +51,20 @@ def status_blocks(view: StatusView) -> list[Block]:
     ]
 
 
+def status_line(view: StatusView) -> str:
+    """The daemon in one line, as `systemctl status` shows it."""
+    parts = []
+    for name, run in view.region.runs.items():
+        parts.append(f"{name} {run.latest or 'without a version'}" + (f" ({run.activity})" if run.activity else ""))
+    regions = [RegionView(view.region, 0.0, True), *view.regions]
+    replicas = [(region, run, r) for region in regions for run in region.report.runs.values() for r in run.replicas]
+    if replicas:
+        live = sum(region.fresh and run.is_at_target(replica) for region, run, replica in replicas)
+        parts.append(f"{live} of {len(replicas)} replicas verified at their target")
+    said = "; ".join(parts) or "no run yet"
+    return said if view.ready else f"not ready: {', '.join(view.reasons)}; {said}"
+
+
 def without_clocks(view: StatusView) -> StatusView:
     """The view with everything taken out that changes while nothing happens: two equal ones tell the same."""
     return msgspec.structs.replace(
@@ -75,6 +90,17 @@ def published_roots(regions: list[RegionView]) -> Roots:
                 for variant, root in {info.variant: info.root, **info.others}.items():
                     roots.setdefault((info.run, variant, info.version), root)
     return roots
+
+
+def mismatched(run: str, regions: Iterable[RegionView], versions: Iterable[VersionInfo]) -> int:
+    """How many replicas of a run serve, by what they read back, weights that are not those of the version they name."""
+    roots = {
+        (variant, info.version): root
+        for info in versions
+        for variant, root in {info.variant: info.root, **info.others}.items()
+    }
+    replicas = (replica for region in regions for replica in region.report.runs[run].replicas)
+    return sum(roots.get((r.variant, r.version), r.root) != r.root for r in replicas if r.root)
 
 
 def _daemon(view: StatusView) -> Facts:

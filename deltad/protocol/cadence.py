@@ -21,16 +21,20 @@ class Cadence:
         self._sequence: int | None = None
         self._newest = 0
 
-    def arrived(self, sequence: int, newest: int = 0) -> None:
+    def arrived(self, sequence: int, newest: int = 0) -> int:
         """A version came, `sequence` being its place in its run; those between it and the one before did not.
 
         `newest` is the place of the newest that was known then, 0 if that is not told. Who catches up passes over what
-        was there before: only what was made since the last arrival says anything of the link.
+        was there before: only what was made since the last arrival says anything of the link. Returns how many
+        versions were passed over, whatever of.
         """
+        passed_over = 0
         if self._sequence is not None:
+            passed_over = max(sequence - self._sequence - 1, 0)
             made = newest - self._newest if newest and self._newest else sequence
-            self.passed_over(max(min(sequence - self._sequence - 1, made), 0))
+            self.passed_over(max(min(passed_over, made), 0))
         self._sequence, self._newest = sequence, max(newest, self._newest)
+        return passed_over
 
     def passed_over(self, versions: int) -> None:
         """A version came after so many others that did not."""

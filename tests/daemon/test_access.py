@@ -17,6 +17,9 @@ import pytest
 from aiohttp import web
 
 from deltad.client.messages import RegionReport, RunReport
+from deltad.daemon.hotloads import routes as hot_load_routes
+from deltad.hotload.ledger import Ledger, Load
+from deltad.hotload.loading import HotLoads
 from deltad.local.binding import bind_unix_socket, may_connect
 from deltad.local.fleet import Fleet
 from deltad.local.server import LocalServer
@@ -24,8 +27,11 @@ from deltad.protocol.access import Doorkeeper, Principal, Right
 from deltad.relay.server import RelayServer
 from deltad.relay.wire import SEAL, seal
 from deltad.store.announce import Announcements
+from deltad.store.bucket.obstore import ObstoreBucket
+from deltad.store.disk import DISK
 from deltad.store.store import Store
 from deltad.types import RunId
+from tests.hotload.site import Daemon as HotLoadDaemon
 from tests.kit.operations import RUN, MemoryOperations
 from tests.kit.versions import Lineage
 
@@ -63,6 +69,23 @@ RELAY: list[tuple[str, str, set[str]]] = [
     ("GET", f"/v1/relay/objects/{DIGEST}", READS),
     ("POST", "/v1/relay/report", READS),
 ]
+INFERENCE = "/v1alpha1/inference"
+HOT_LOADS: list[tuple[str, str, set[str]]] = [
+    ("POST", f"{INFERENCE}/hotLoads", ADMINISTERS | {"publisher"}),
+    ("GET", f"{INFERENCE}/hotLoads", READS),
+    ("GET", f"{INFERENCE}/hotLoads/h1", READS_POLICY),
+    ("GET", f"{INFERENCE}/hotLoads/h1/replicas", READS_POLICY),
+    ("POST", f"{INFERENCE}/hotLoads/h1:cancel", ADMINISTERS | {"publisher"}),
+    ("GET", f"{INFERENCE}/deployments", READS),
+    ("GET", f"{INFERENCE}/deployments/d", READS_POLICY),
+    ("POST", "/hot_load/v1/models/hot_load", ADMINISTERS | {"publisher"}),
+    ("GET", "/hot_load/v1/models/hot_load", READS_POLICY),
+    ("POST", "/hot_load/v1/models/hot_load/hint", ADMINISTERS | {"publisher"}),
+    ("GET", "/v1/accounts", READS),
+    ("GET", "/v1/accounts/lab/deployments/d", READS_POLICY),
+    ("GET", "/v1/accounts/lab/deployments/d/ledger", READS_POLICY),
+    ("DELETE", "/v1/accounts/lab/deployments/d/ledger", ADMINISTERS | {"publisher"}),
+]
 LOCAL: list[tuple[str, str, set[str]]] = [
     ("GET", "/v1/status", ROOT | {"reader"}),
     ("GET", "/v1/runs/policy/versions", READS_POLICY),
@@ -88,6 +111,7 @@ LOCAL: list[tuple[str, str, set[str]]] = [
     ("GET", "/v1/replicas/r0/next", READS_POLICY),
     ("POST", "/v1/replicas/r0/state", READS_POLICY),
     ("DELETE", "/v1/replicas/r0", READS_POLICY),
+    *HOT_LOADS,
 ]
 BODIES = {
     "/v1/runs/policy/publish": {"directory": "/step_2"},
@@ -96,6 +120,7 @@ BODIES = {
     "/v1/runs/policy/target": {"act": "hold"},
     "/v1/replicas": {"replica": "r0", "run": "policy", "variant": "bf16"},
     "/v1/replicas/r0/state": {"state": "staging"},
+    f"{INFERENCE}/hotLoads": {"deploymentId": "d", "hotLoadId": "h2", "identity": "i", "type": 1},
     "/v1/relay/report": {"daemon": "below", "boot": "b", "sequence": 1},
 }
 
@@ -112,7 +137,20 @@ class Served:
         self.reports: list[RegionReport] = []
         door = Doorkeeper(lambda: ((f"token of {name}", who) for name, who in PRINCIPALS.items()))
         announcements = Announcements()
-        self.local = LocalServer(self.store, self.operations, self.fleet, announcements, door=door).app()
+        (home / "ledger.json").write_bytes(msgspec.json.encode(Ledger((Load("h1", "one", "", {}, 1.0, 1.0),))))
+        loads = HotLoads(
+            "d",
+            RUN,
+            ObstoreBucket("memory:///"),
+            HotLoadDaemon(),
+            ledger=home / "ledger.json",
+            scratch=home,
+            files=DISK,
+            timeout=60.0,
+            account="lab",
+        )
+        faces = hot_load_routes([loads])
+        self.local = LocalServer(self.store, self.operations, self.fleet, announcements, door=door, faces=faces).app()
         self.relay = RelayServer(
             self.store, daemon="a", boot="b", door=door, announcements=announcements, on_report=self.reports.append
         ).app()
@@ -144,12 +182,15 @@ async def ask(
 ) -> tuple[int, bytes]:
     body = json.dumps(BODIES.get(path, {})).encode() if method == "POST" else None
     sealed = {SEAL: seal(body)} if body is not None else {}
+    if path.startswith("/hot_load"):
+        sealed["fireworks-deployment"] = "accounts/lab/deployments/d"
     async with session.request(method, url, data=body, headers={**headers, **sealed}) as response:
         return response.status, await response.read()
 
 
 def routes(app: web.Application) -> set[tuple[str, str]]:
     filled = {"run": RUN, "version": "v1", "digest": DIGEST, "replica": "r0"}
+    filled |= {"account": "lab", "load": "h1", "deployment": "d"}
     found = set()
     for route in app.router.routes():
         assert route.resource is not None

@@ -17,11 +17,11 @@ needs_peers = pytest.mark.skipif(
 )
 
 
-def run_peer(*words: str | Path, env: Mapping[str, str] | None = None, timeout: float = 120.0) -> str:
+def run_peer(*words: str | Path, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 120.0) -> str:
     """What a command of that environment prints; `words` follow `python`. Fails the test with what it said."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | dict(env or {})
     done = subprocess.run(
-        [PYTHON, *words], env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        [PYTHON, *words], input=stdin, env=environment, capture_output=True, text=True, timeout=timeout, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

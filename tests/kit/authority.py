@@ -17,6 +17,17 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+_SIGNS = x509.KeyUsage(
+    digital_signature=True,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
 _DAY = datetime.timedelta(days=1)
 
 
@@ -75,6 +86,12 @@ class Authority:
             .not_valid_after(now - _DAY if expired else now + 30 * _DAY)
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
         )
+        # What OpenSSL's strict checks, which Python asks for from 3.13 on, want to see.
+        mine = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        issuers = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        builder = builder.add_extension(mine, critical=False).add_extension(issuers, critical=False)
+        if authority:
+            builder = builder.add_extension(_SIGNS, critical=True)
         if names:
             alternatives = [*map(x509.DNSName, names), x509.IPAddress(ipaddress.IPv4Address("127.0.0.1"))]
             builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)

@@ -7,7 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from deltad.client import Client
@@ -49,6 +50,8 @@ class Daemon:
         self.config.write_text(f'[daemon]\nname = "{name}"\nstore = "store"\nsocket = "deltad.sock"\n{sections}')
         self.client = Client(home / "deltad.sock", timeout=30.0)
         self.process: subprocess.Popen[bytes] | None = None
+        self.environment: dict[str, str] = {}
+        """What is set beyond the test's own environment."""
 
     @property
     def log(self) -> str:
@@ -58,18 +61,35 @@ class Daemon:
         """A command of deltad, run by the interpreter of the test."""
         return [*self.within, sys.executable, "-m", "deltad", *words]
 
-    def start(self) -> Daemon:
-        """Start it, and return once it has told its service manager that it is ready."""
+    def start(self, *, wait: bool = True) -> Daemon:
+        """Start it, and return once it has told its service manager that it is ready.
+
+        With `wait` false at once: whoever wants to know is `listening`.
+        """
+        if wait:
+            with self.listening() as manager:
+                self._start()
+                assert b"READY=1" in manager.recv(1024)
+        else:
+            self._start()
+        return self
+
+    @contextmanager
+    def listening(self) -> Iterator[socket.socket]:
+        """What its service manager hears, in the place of which this is."""
         notify = self.home / "notify"
         notify.unlink(missing_ok=True)
-        environment = {**os.environ, "NOTIFY_SOCKET": str(notify), "OMP_NUM_THREADS": "1"}
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, (self.home / "log").open("ab") as log:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
             manager.bind(str(notify))
             manager.settimeout(60)
+            yield manager
+
+    def _start(self) -> None:
+        notify = {"NOTIFY_SOCKET": str(self.home / "notify"), "OMP_NUM_THREADS": "1"}
+        with (self.home / "log").open("ab") as log:
             command = self.command("serve", "--config", str(self.config))
+            environment = {**os.environ, **notify, **self.environment}
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-            assert b"READY=1" in manager.recv(1024)
-        return self
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+from itertools import pairwise
 
 import msgspec
 import pytest
 from prometheus_client import Counter, Gauge, Histogram
 
-from deltad.client.messages import ReplicaState, Seconds
+from deltad.client.messages import RegionReport, RegionView, ReplicaReport, ReplicaState, RunReport, Seconds
 from deltad.errors import CheckpointError, PeerError
 from deltad.ops.metrics import Metrics
 from tests.kit.operations import RUN, version_info
@@ -79,6 +79,63 @@ def test_a_held_fleet_and_the_replicas_that_are_where_they_should_be_are_told(me
     assert (value(metrics, "target_held", run=RUN), value(metrics, "replicas_at_target", run=RUN)) == (0, 0)
 
 
+def test_the_density_is_two_counters(metrics: Metrics) -> None:
+    metrics.published(version_info(1))
+    metrics.pulled(version_info(2))
+    assert (value(metrics, "elements_total", run=RUN), value(metrics, "elements_changed_total", run=RUN)) == (2000, 8)
+
+
+def test_versions_that_never_came_and_steps_that_were_not_published_are_counted(metrics: Metrics) -> None:
+    metrics.passed_over(RUN, 3)
+    metrics.passed_over(RUN, 0)
+    metrics.publishes_skipped_for(RUN, {"busy": 2, "Unavailable": 1})
+    metrics.publishes_skipped_for(RUN, {"busy": -5})
+    assert value(metrics, "versions_passed_over_total", run=RUN) == 3
+    assert value(metrics, "publishes_skipped_total", run=RUN, reason="busy") == 2
+
+
+def report(version: str, **seconds: float) -> ReplicaReport:
+    return ReplicaReport("r0", RUN, "bf16", ReplicaState.VERIFIED, version, seconds=Seconds(**seconds))
+
+
+def test_what_one_version_took_a_replica_is_counted_once_however_often_it_is_said(metrics: Metrics) -> None:
+    told = [
+        report(""),
+        report("v000001", stage=2.0, pause=0.01),
+        report("v000001", stage=2.0, pause=0.01),
+        report("v000001", stage=2.0, pause=0.01, verify=0.5),
+        report("v000002", stage=1.0, pause=0.02, verify=0.5),
+    ]
+    for before, now in pairwise(told):
+        metrics.replica_reported(before, now)
+    assert value(metrics, "pause_seconds_count", run=RUN) == 2
+    assert value(metrics, "pause_seconds_sum", run=RUN) == pytest.approx(0.03)
+    assert (value(metrics, "stage_seconds_sum", run=RUN), value(metrics, "verify_seconds_count", run=RUN)) == (3.0, 2)
+
+
+def standing(*behind: int) -> list[RegionView]:
+    replicas = tuple(ReplicaReport(f"r{i}", RUN, "bf16", ReplicaState.READY, staleness=n) for i, n in enumerate(behind))
+    return [RegionView(RegionReport("b", "boot-1", 1, {RUN: RunReport(replicas=replicas)}), 0.0, True)]
+
+
+def test_a_replica_that_is_gone_is_shown_no_more(metrics: Metrics) -> None:
+    metrics.standing(RUN, standing(4, 1), mismatched=0)
+    metrics.standing(RUN, standing(5), mismatched=1)
+    assert value(metrics, "replica_versions_behind", run=RUN, daemon="b", replica="r0") == 5
+    assert value(metrics, "replica_versions_behind", run=RUN, daemon="b", replica="r1") is None
+    assert value(metrics, "replicas_mismatched", run=RUN) == 1
+
+
+def test_of_a_run_that_is_gone_nothing_is_shown_and_of_another_all(metrics: Metrics) -> None:
+    for run in (RUN, "other"):
+        metrics.published(version_info(1, run=run))
+        metrics.fleet(run, [ReplicaState.VERIFIED])
+    metrics.standing(RUN, standing(1), mismatched=0)
+    metrics.forget(RUN)
+    runs = {s.labels.get("run") for family in metrics.registry.collect() for s in family.samples}
+    assert runs == {None, "other"}
+
+
 def test_failures_are_counted_by_kind(metrics: Metrics) -> None:
     metrics.pull_failed("http://u:1", PeerError("u"))
     metrics.checkpoint_refused(RUN, CheckpointError("/checkpoints/step_1"))
@@ -105,8 +162,8 @@ def test_links_and_store_show_their_present_state(metrics: Metrics) -> None:
 
 def test_every_metric_follows_the_house_rules(metrics: Metrics) -> None:
     families = {family.name: family for family in metrics.registry.collect()}
-    held = [getattr(metrics, each.name) for each in dataclasses.fields(metrics) if each.name != "registry"]
-    assert len(families) == len(held)
+    held = metrics.metrics()
+    assert len(families) == len(held) + len(list(metrics.process.collect()))
     for metric in held:
         assert isinstance(metric, Counter | Gauge | Histogram)
         assert "region" not in metric._labelnames

@@ -34,6 +34,33 @@ def test_the_service_manager_hears_ready_status_and_stopping(manager: tuple[str,
     ]
 
 
+def test_the_service_manager_hears_of_reloads_of_progress_and_of_more_time(manager: tuple[str, socket.socket]) -> None:
+    name, listener = manager
+    notifier = Notifier({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "60000000"})
+    notifier.reloading(12.5)
+    notifier.alive("policy v000004")
+    notifier.extend(30.0, "draining")
+    assert [listener.recv(4096) for _ in range(3)] == [
+        b"RELOADING=1\nMONOTONIC_USEC=12500000",
+        b"WATCHDOG=1\nSTATUS=policy v000004",
+        b"EXTEND_TIMEOUT_USEC=30000000\nSTATUS=draining",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("environment", "seconds"),
+    [
+        ({"WATCHDOG_USEC": "60000000"}, 60.0),
+        ({"WATCHDOG_USEC": "60000000", "WATCHDOG_PID": "7"}, 60.0),
+        ({"WATCHDOG_USEC": "60000000", "WATCHDOG_PID": "8"}, 0.0),
+        ({"WATCHDOG_USEC": "soon"}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_a_watchdog_is_fed_only_where_this_process_is_asked_to(environment: dict[str, str], seconds: float) -> None:
+    assert Notifier(environment, process=7).watchdog == seconds
+
+
 def test_a_status_cannot_smuggle_in_another_word(manager: tuple[str, socket.socket]) -> None:
     name, listener = manager
     Notifier({"NOTIFY_SOCKET": name}).status("busy\nSTOPPING=1\r\n")

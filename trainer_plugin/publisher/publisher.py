@@ -145,6 +145,7 @@ class Publisher:
         self.run = run
         self.client = client or Client(socket)
         self.counters = Counters()
+        self._told: Counter[str] = Counter()
         self._files = _read_files(files)
         self._publish_as = publish_as
         self._on_late, self._on_busy = on_late, on_busy
@@ -305,6 +306,7 @@ class Publisher:
             sums = b"" if base is None else pack_sums(base.sums)
             return HandedOver(pack_sums(encoder.sums), sums, encoder.changed, encoder.coders)
 
+        skipped = self.counters.skipped - self._told
         head = HandOver(
             session=self._ranks.session,
             rank=self._ranks.rank,
@@ -314,6 +316,7 @@ class Publisher:
             new_epoch=self._new_epoch,
             resume_from=self._resume_from,
             epoch=0 if self._new_epoch or self._resume_from else self._epoch,
+            skipped=dict(skipped),
         )
         reply = self.client.hand_over(self.run, body(head, chunks(), tail))
         version = parse_version(reply.version.version)
@@ -322,6 +325,7 @@ class Publisher:
             base.sums, base.version = encoder.sums, version
         elif keep is not None:
             self._copy = _Copy(joined, ShardCopy(joined.layout, joined.rects, keep, backend), encoder.sums, version)
+        self._told += skipped
         joined.mode = cast("Mode", reply.mode)
         self._uncertain = False
         self._resume_from, self._new_epoch, self._epoch = "", False, version.epoch

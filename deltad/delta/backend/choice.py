@@ -7,6 +7,7 @@ passed over with the reason. What decides is `decide`, which is pure; the clock 
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -167,6 +168,8 @@ def _cupy(device: int, memory_limit: int) -> Opened:
 @cache
 def _numba() -> Opened:
     """Numba's, if it can be imported and sums like the reference."""
+    if forbidden := machine_code_forbidden():
+        return None, forbidden
     try:
         from deltad.delta.backend.numba.proof import proven
     except ImportError as error:
@@ -175,6 +178,18 @@ def _numba() -> Opened:
         return proven()
     except Exception as error:  # whatever a compiler may raise: there is another backend
         return None, _said(error)
+
+
+def machine_code_forbidden() -> str:
+    """Why this process may make no machine code, as with systemd's MemoryDenyWriteExecute=; empty where it may.
+
+    Asked before a compiler is loaded, which would end the process instead of saying so.
+    """
+    try:
+        mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC).close()
+    except OSError as error:
+        return f"machine code may not be made here ({error.strerror}): MemoryDenyWriteExecute= or SELinux forbids it"
+    return ""
 
 
 def _proven(open_backend: Callable[[], Opened]) -> Opened:

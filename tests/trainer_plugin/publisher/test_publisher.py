@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from deltad.delta.codec import sum_weights
 from deltad.delta.digest import root_of
 from deltad.errors import NotFoundError
-from tests.kit.daemons import Daemon
+from tests.kit.daemons import Daemon, free_port
 from tests.kit.weights import ArrayWeights
 from tests.trainer_plugin.publisher.conftest import LAYOUT, RUN, Ranks
 from trainer_plugin.publisher import Held, Outcome
@@ -229,6 +230,25 @@ def test_a_step_that_comes_while_another_is_on_its_way_is_skipped_and_counted(da
     slow.may.set()
     assert first.wait(60).version is not None
     assert publisher.counters.skipped == {"busy": 1}
+
+
+def test_the_daemon_is_told_once_of_the_steps_that_were_skipped(tmp_path: Path) -> None:
+    page = f"127.0.0.1:{free_port()}"
+    daemon = Daemon(tmp_path / "a", "a", f'[[run]]\nid = "{RUN}"\n[metrics]\nlisten = "{page}"\n').start()
+    try:
+        ranks = Ranks(daemon, 1)
+        ranks.publishers[0].counters.skipped.update({"busy": 2, "Unavailable": 1})
+        weights = ArrayWeights.bell(LAYOUT)
+        for number in range(3):
+            assert versions_of(ranks.publish(number, weights.changed(0.1, seed=number))) == {f"v{number:06d}"}
+        with urlopen(f"http://{page}/metrics", timeout=10) as reply:
+            told = [line for line in reply.read().decode().splitlines() if "publishes_skipped_total{" in line]
+        assert sorted(told) == [
+            'deltad_publishes_skipped_total{reason="Unavailable",run="policy"} 1.0',
+            'deltad_publishes_skipped_total{reason="busy",run="policy"} 2.0',
+        ]
+    finally:
+        daemon.stop()
 
 
 def test_a_step_whose_weights_are_not_read_in_time_is_given_up_if_that_is_asked_for(daemon: Daemon) -> None:

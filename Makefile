@@ -89,11 +89,13 @@ PEERS_PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12; 
 
 venv-peers: $(PEERS)/.installed
 
-$(PEERS)/.installed:
+$(PEERS)/.installed: Makefile
 	@test -n "$(PEERS_PYTHON)" || { echo "cwtrain needs Python 3.12 or newer, and none was found; \
 	name one with make venv-peers PEERS_PYTHON=..."; exit 1; }
 	test -x $(PEERS)/bin/python || $(PEERS_PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet cwtrain==1.0.2
+	$(PEERS)/bin/python -m pip install --quiet --no-deps fireworks-ai==1.2.30
+	$(PEERS)/bin/python -m pip install --quiet httpx-aiohttp==0.2.0 pydantic==2.14.4 requests==2.34.2 distro==1.9.0 sniffio==1.3.1
 	touch $@
 
 # vLLM on the CPU, which pins what it needs, in an environment of its own. torch goes first, so that the CPU build is

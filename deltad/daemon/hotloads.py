@@ -12,6 +12,7 @@ from deltad.client.messages import Act, ReplicaReport, Target, TargetRequest
 from deltad.config import HotLoadConfig
 from deltad.errors import PreconditionError
 from deltad.hotload.coreweave import CoreWeave
+from deltad.hotload.fireworks import Fireworks
 from deltad.hotload.loading import HotLoads
 from deltad.hotload.requests import Deployments, Route
 from deltad.types import RunId, parse_version
@@ -98,7 +99,10 @@ def make_hot_loads(node: Node) -> list[HotLoads]:
 
 def routes(hot_loads: Sequence[HotLoads]) -> list[Route]:
     """What clients of the public APIs ask for."""
-    return CoreWeave(Deployments(hot_loads)).routes() if hot_loads else []
+    if not hot_loads:
+        return []
+    deployments = Deployments(hot_loads)
+    return [*CoreWeave(deployments).routes(), *Fireworks(deployments).routes()]
 
 
 def _make(node: Node, config: HotLoadConfig) -> HotLoads:
@@ -115,4 +119,5 @@ def _make(node: Node, config: HotLoadConfig) -> HotLoads:
         scratch=node.store.scratch,
         files=node.store.files,
         timeout=config.timeout,
+        account=config.account,
     )

@@ -77,6 +77,7 @@ class HotLoads:
         scratch: Path,
         files: FileSystem,
         timeout: float,
+        account: str = "deltad",
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`ledger` is where the loads are written down, `scratch` where snapshots are brought to; `timeout` is for how
@@ -87,10 +88,13 @@ class HotLoads:
         self._deeds = deeds
         self._path, self._scratch, self._files = ledger, scratch, files
         self._timeout = timeout
+        self.account = account
         self._clock = clock
         self._changing = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.ledger = _read(ledger, files)
+        self._ready: dict[tuple[str, str, str], float] = {}
+        """When a replica was first seen ready, by version, region and name."""
 
     async def work(self) -> None:
         """Go on with what a restart cut short, and clean up behind tasks, for as long as it is awaited."""
@@ -163,7 +167,8 @@ class HotLoads:
     def fleet(self, version: str) -> tuple[ReplicaStatus, ...]:
         """How far each replica is on the way to a version, by region and name."""
         reports = sorted(self._deeds.replicas(), key=lambda found: (found[0], found[1].replica))
-        return tuple(self._status(region, report, version) for region, report in reports)
+        fleet = tuple(self._status(region, report, version) for region, report in reports)
+        return tuple(self._dated(status, version) for status in fleet)
 
     # How.
 
@@ -181,6 +186,12 @@ class HotLoads:
             error = report.error or "not heard of"
         return ReplicaStatus(region, report.replica, state, identity, error)
 
+    def _dated(self, status: ReplicaStatus, version: str) -> ReplicaStatus:
+        if status.state is not ReplicaLoad.READY:
+            return status
+        at = self._ready.setdefault((version, status.region, status.replica), self._clock())
+        return msgspec.structs.replace(status, ready_at=at)
+
     def _start(self, load: Load) -> None:
         task = asyncio.create_task(self._carry_out(load), name=f"hot load {load.id}")
         self._tasks[load.id] = task
@@ -192,6 +203,7 @@ class HotLoads:
                 load = await self._change(
                     lambda ledger: ledger.change(load, self._clock(), state=LoadState.IN_PROGRESS)
                 )
+                self._ready.clear()
                 version = load.version or await self._version(load)
                 load = await self._change(lambda ledger: ledger.change(load, self._clock(), version=version))
                 await self._deeds.lead(version, load.by)

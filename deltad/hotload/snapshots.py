@@ -16,7 +16,7 @@ from typing import Any
 from deltad.checkpoint.files import INDEX_NAME, SINGLE_NAME, is_weights
 from deltad.checkpoint.safetensors import parse_json
 from deltad.delta.layout import FILE_NAMES
-from deltad.errors import LimitError, PreconditionError, StoreFullError
+from deltad.errors import CheckpointError, LimitError, StoreFullError
 from deltad.limits import Limits
 from deltad.store.bucket.port import Bucket
 
@@ -47,7 +47,7 @@ class Snapshot:
 
 
 async def look(bucket: Bucket, identity: str, *, limits: Limits) -> Snapshot:
-    """What lies in the bucket under an identity. Raises PreconditionError where it is not whole, LimitError,
+    """What lies in the bucket under an identity. Raises CheckpointError where it is not whole, LimitError,
     and what the bucket raises."""
     thing = f"snapshot {bucket.url}/{identity}"
     files: dict[str, tuple[int, str]] = {}
@@ -67,11 +67,11 @@ async def look(bucket: Bucket, identity: str, *, limits: Limits) -> Snapshot:
 
     await asyncio.gather(*(measure(name) for name in list(files)))
     if _ADAPTER in files:
-        raise PreconditionError(
+        raise CheckpointError(
             thing, expected="a checkpoint of all weights", found=f"{_ADAPTER}: adapters are not loaded here yet"
         )
     if INDEX_NAME not in files and SINGLE_NAME not in files:
-        raise PreconditionError(
+        raise CheckpointError(
             thing,
             expected=INDEX_NAME,
             found="files without it" if files else "nothing there",
@@ -83,7 +83,7 @@ async def look(bucket: Bucket, identity: str, *, limits: Limits) -> Snapshot:
         index = parse_json(found[0] if found else b"", f"{thing}/{INDEX_NAME}", what="text")
         shards = set(index.get("weight_map", {}).values()) if isinstance(index, dict) else set()
         if missing := sorted(str(name) for name in shards - files.keys()):
-            raise PreconditionError(thing, expected=f"every file that its index names, such as {missing[0][:120]}")
+            raise CheckpointError(thing, expected=f"every file that its index names, such as {missing[0][:120]}")
         if isinstance(index, dict) and isinstance(index.get("metadata"), dict):
             metadata = index["metadata"]
     return Snapshot(identity, files, metadata)

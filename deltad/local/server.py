@@ -79,6 +79,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 Answer = Callable[[web.Request, Principal], Awaitable[web.StreamResponse]]
 Face = tuple[str, str, Answer, Right]
 
+_KEY = "X-Api-Key"
 _PIECE = 1 << 20
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,9})?", re.ASCII)
 _COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
@@ -185,7 +186,7 @@ class LocalServer:
             caller = Principal("", EVERYTHING) if may_connect(connection, self._group) else None
         else:
             names = certificate_names(request.get_extra_info("peercert"))
-            caller = self._door.admit(request.headers.get(hdrs.AUTHORIZATION, ""), names)
+            caller = self._door.admit(_authorization(request), names)
         if caller is None:
             raise _StrangerError("local API", expected="an identity that this daemon accepts")
         request[_CALLER] = caller
@@ -505,6 +506,13 @@ def _for_those_who_may(right: Right, handler: Handler) -> Handler:
         return await handler(request)
 
     return guarded
+
+
+def _authorization(request: web.Request) -> str:
+    """The token that is offered, as `Authorization` has it. Some clients of the hot-load APIs call it their key."""
+    if key := request.headers.get(_KEY, ""):
+        return request.headers.get(hdrs.AUTHORIZATION, f"Bearer {key}")
+    return request.headers.get(hdrs.AUTHORIZATION, "")
 
 
 def _knowing_the_caller(answer: Answer) -> Handler:

@@ -78,6 +78,13 @@ HOT_LOADS: list[tuple[str, str, set[str]]] = [
     ("POST", f"{INFERENCE}/hotLoads/h1:cancel", ADMINISTERS | {"publisher"}),
     ("GET", f"{INFERENCE}/deployments", READS),
     ("GET", f"{INFERENCE}/deployments/d", READS_POLICY),
+    ("POST", "/hot_load/v1/models/hot_load", ADMINISTERS | {"publisher"}),
+    ("GET", "/hot_load/v1/models/hot_load", READS_POLICY),
+    ("POST", "/hot_load/v1/models/hot_load/hint", ADMINISTERS | {"publisher"}),
+    ("GET", "/v1/accounts", READS),
+    ("GET", "/v1/accounts/lab/deployments/d", READS_POLICY),
+    ("GET", "/v1/accounts/lab/deployments/d/ledger", READS_POLICY),
+    ("DELETE", "/v1/accounts/lab/deployments/d/ledger", ADMINISTERS | {"publisher"}),
 ]
 LOCAL: list[tuple[str, str, set[str]]] = [
     ("GET", "/v1/status", ROOT | {"reader"}),
@@ -140,6 +147,7 @@ class Served:
             scratch=home,
             files=DISK,
             timeout=60.0,
+            account="lab",
         )
         faces = hot_load_routes([loads])
         self.local = LocalServer(self.store, self.operations, self.fleet, announcements, door=door, faces=faces).app()
@@ -174,12 +182,15 @@ async def ask(
 ) -> tuple[int, bytes]:
     body = json.dumps(BODIES.get(path, {})).encode() if method == "POST" else None
     sealed = {SEAL: seal(body)} if body is not None else {}
+    if path.startswith("/hot_load"):
+        sealed["fireworks-deployment"] = "accounts/lab/deployments/d"
     async with session.request(method, url, data=body, headers={**headers, **sealed}) as response:
         return response.status, await response.read()
 
 
 def routes(app: web.Application) -> set[tuple[str, str]]:
-    filled = {"run": RUN, "version": "v1", "digest": DIGEST, "replica": "r0", "load": "h1", "deployment": "d"}
+    filled = {"run": RUN, "version": "v1", "digest": DIGEST, "replica": "r0"}
+    filled |= {"account": "lab", "load": "h1", "deployment": "d"}
     found = set()
     for route in app.router.routes():
         assert route.resource is not None

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from deltad.client.messages import ReplicaState
-from deltad.errors import DeltadError, NotFoundError, PreconditionError, UsageError
+from deltad.errors import CheckpointError, DeltadError, NotFoundError, PreconditionError, UsageError
 from deltad.hotload.ledger import Ledger, Load, LoadState, ReplicaLoad
 from tests.hotload.site import BROKEN, Site
 from tests.kit.disk_deltas import INDEX
@@ -146,13 +146,13 @@ async def test_what_is_canceled_while_it_is_published_is_waited_for_and_led_back
 
 
 BAD = {
-    "nothing is there": ("nothing", None, PreconditionError, "found nothing there"),
-    "the index is not there yet": ("early", None, PreconditionError, "files without it"),
-    "a shard is missing": ("lacking", None, PreconditionError, "every file that its index names"),
+    "nothing is there": ("nothing", None, CheckpointError, "found nothing there"),
+    "the index is not there yet": ("early", None, CheckpointError, "files without it"),
+    "a shard is missing": ("lacking", None, CheckpointError, "every file that its index names"),
     "a delta that is called full": ("delta", None, UsageError, "found a delta on 'step-1', as its index says"),
     "a full one that is called a delta": ("full", "step-1", UsageError, "found a full snapshot, as its index says"),
     "a delta on another base by its own word": ("other", "step-1", UsageError, "found one on 'step-0' by its index"),
-    "an adapter": ("adapter", None, PreconditionError, "adapters are not loaded here yet"),
+    "an adapter": ("adapter", None, CheckpointError, "adapters are not loaded here yet"),
 }
 
 

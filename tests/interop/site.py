@@ -8,12 +8,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import boto3
+
 from deltad.checkpoint import CheckpointWriter, open_checkpoint
-from deltad.client.messages import ReplicaReport
+from deltad.client.messages import RegisterRequest, ReplicaReport
 from tests.interop.peers import run_peer
 from tests.kit.authority import Authority
 from tests.kit.buckets import NAME, S3Server
@@ -91,6 +93,10 @@ credentials_file = "{credentials}"
                 [*command, "--run", "policy", "--name", name], stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
             )
 
+    def register(self, name: str) -> None:
+        """A replica that is known and serves nothing."""
+        self.daemon.client.register_replica(RegisterRequest(name, "policy", "bf16", boot=name))
+
     def next_state(self, name: str) -> Path:
         """A full checkpoint with other weights than the last."""
         self.state = self.state.changed(0.01, seed=len(list(self.home.iterdir())))
@@ -112,10 +118,31 @@ credentials_file = "{credentials}"
         run_peer(HERE / "cwtrain_deltas.py", "write", base, new, out, version, base_version)
         return out
 
+    def upload(self, directory: Path, identity: str) -> None:
+        """Put a snapshot into the deployment's bucket, its index last."""
+        settings = self.s3.settings()
+        client = boto3.client(
+            "s3",
+            endpoint_url=settings["AWS_ENDPOINT_URL"],
+            region_name=settings["AWS_REGION"],
+            aws_access_key_id=settings["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=settings["AWS_SECRET_ACCESS_KEY"],
+        )
+        for path in sorted(directory.iterdir(), key=lambda path: path.name.endswith(".index.json")):
+            client.upload_file(str(path), NAME, f"{self.prefix}/{identity}/{path.name}")
+        client.close()
+
+    def fireworks(self, *steps: tuple[str, Mapping[str, Any]]) -> list[Any]:
+        """What steps through the SDK of Fireworks gave."""
+        return self._drive("fireworks_steps.py", steps)
+
     def cwtrain(self, *steps: tuple[str, Mapping[str, Any]]) -> list[Any]:
         """What steps through cwtrain gave."""
+        return self._drive("cwtrain_steps.py", steps)
+
+    def _drive(self, script: str, steps: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
         said = run_peer(
-            HERE / "cwtrain_steps.py",
+            HERE / script,
             self.url,
             DEPLOYMENT,
             env=self.environment(),

@@ -41,7 +41,7 @@ def behind(regions: Sequence[RegionView]) -> dict[tuple[str, str], int]:
             newest = max(known.values(), default=0)
             lacks = newest - known[run.latest] if run.latest in known else _by_number(run.latest, known)
             slowest = max((replica.staleness for replica in run.replicas), default=0)
-            found[region.report.daemon, name] = max(lacks, 0) + slowest
+            found[region.report.daemon, name] = max(lacks, slowest)
     return found
 
 

@@ -96,10 +96,28 @@ class World:
         """Start a daemon whose wall clock is so many seconds `ahead`."""
         daemon = self.daemons[name]
         path = f"{self.home / 'clock'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
-        daemon.environment = {"PYTHONPATH": path, "DELTAD_TEST_CLOCK": str(ahead)} if ahead else {}
+        clock = {"PYTHONPATH": path, "DELTAD_TEST_CLOCK": str(ahead)} if ahead else {}
+        daemon.environment = {"PYTHONFAULTHANDLER": "1", **clock}
         await asyncio.to_thread(daemon.start)
         life, _ = self.lives.get(name, (0, 0.0))
         self.lives[name] = life + 1, time.monotonic()
+
+    async def where_it_hangs(self) -> str:
+        """What daemons that do not answer do, thread by thread; ends them. And the last of the log of all."""
+        told = []
+        for name, daemon in self.daemons.items():
+            process = daemon.process
+            assert process is not None
+            try:
+                status = await asyncio.wait_for(asyncio.to_thread(daemon.client.status), 10.0)
+                told.append(f"{name} answers: {status.region.runs} {status.upstreams} {status.reasons}")
+            except (DeltadError, TimeoutError) as error:
+                told.append(f"{name} does not answer: {error!r}; exit code {process.poll()}")
+                if process.poll() is None:
+                    process.send_signal(signal.SIGABRT)
+                    await asyncio.sleep(2.0)
+            told.append(daemon.log[-6000:])
+        return "\n".join(told)
 
     # Trainers and whoever looks on.
 

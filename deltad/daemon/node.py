@@ -45,6 +45,7 @@ from deltad.config import Config
 from deltad.daemon.buckets import Twins, bucket_puller, make_pacer
 from deltad.daemon.chores import Chores
 from deltad.daemon.deriving import Deriving
+from deltad.daemon.fencing import WatchFence
 from deltad.daemon.handing import HandOvers
 from deltad.daemon.heartbeats import Heartbeats
 from deltad.daemon.hotloads import make_hot_loads
@@ -63,7 +64,7 @@ from deltad.delta.backend.fallback import Switch
 from deltad.delta.keys import PublicKey
 from deltad.delta.record import VersionRecord
 from deltad.delta.threads import default_threads
-from deltad.errors import NotFoundError, UsageError
+from deltad.errors import DeltadError, NotFoundError, UsageError
 from deltad.figures import size
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.fleet import Fleet, Standing
@@ -125,6 +126,9 @@ class Node:
         """Parts that are not well now, each with the reason, for readiness."""
         self.remarks = Remarks()
         self.activities: dict[RunId, str] = {}
+        self.fences = {watch.run: WatchFence(store.run(watch.run), watch) for watch in config.watches}
+        for fence in self.fences.values():
+            fence.settle()
         self._cadences: dict[RunId, Cadence] = {}
         self._runs: dict[RunId, Versions] = {}
         self._origins: dict[RunId, Origin] = {}
@@ -217,10 +221,17 @@ class Node:
     ) -> PublishReply:
         """Publish and tell everyone. Raises what `Origin.publish` raises."""
         versions = self.versions_of(run)
+        fence = self.fences.get(run)
         try:
             self.activities[run] = f"encoding {directory.name}"
             how = {"coding": self.coding(run), **how}
+            if fence is not None and fence.holds(directory):
+                how["opens"] = fence.opens
             published = await versions.publish(self.origin(run), directory, number, **how)
+        except DeltadError:
+            if fence is not None:
+                await asyncio.to_thread(fence.settle)
+            raise
         finally:
             self.activities.pop(run, None)
         return self._on_published(versions, published)

@@ -95,6 +95,6 @@ def _walk(folder: Traversable, prefix: str) -> list[str]:
     for entry in folder.iterdir():
         if entry.is_dir():
             found += _walk(entry, f"{prefix}{entry.name}/")
-        elif not entry.name.endswith((".pyc", ".py")):
+        elif not entry.name.endswith((".pyc", ".py", ".css", ".js")):
             found.append(prefix + entry.name)
     return found

@@ -24,7 +24,7 @@ _WRITTEN: dict[str, Callable[[], str]] = {
     "config": config_page,
 }
 """What is written from the code when it is asked for."""
-_PAGES = {"runbook": "RUNBOOK.md"}
+_PAGES = {"runbook": "RUNBOOK.md", "install": "INSTALL.md"}
 """Pages of the documentation, which lie in the package as well."""
 
 SYSTEM = {

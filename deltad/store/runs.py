@@ -409,6 +409,17 @@ class RunStore:
             avoid = [*avoid, *(Digest(edge.manifest) for edge in self.derived() if edge.local)]
         return self.graph.path(record, variant, held, elsewhere, anchors=anchors, avoid=avoid)
 
+    def anchors_elsewhere(self, variant: str) -> list[Digest]:
+        """The manifests of anchors of other runs, from which ways to versions of a fork begin; none for another run."""
+        if not self.graph.runs(variant):
+            return []
+        return self.ask_graph(
+            variant,
+            lambda graph: [
+                edge.manifest for edge in graph.edges() if edge.base is None and edge.target.run != self.run
+            ],
+        )
+
     def derived_on(self, path: EdgePath) -> frozenset[Digest]:
         """The manifests of those edges on a path that no record names."""
         return frozenset(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench import harness, readme
 
-BENCHES = ("codec", "demo", "graph", "publish", "relay", "store", "trust", "window")
+BENCHES = ("codec", "demo", "gateway", "graph", "publish", "relay", "store", "trust", "window")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

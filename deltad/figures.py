@@ -79,6 +79,11 @@ def count(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def clean(text: str) -> str:
+    """The same text on one line with everything escaped that a terminal, or the direction of writing, might obey."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def short(digest: str) -> str:
     """The first 12 hex digits of a digest, enough to compare by eye."""
     return f"{digest[:12]}…" if len(digest) > 12 else digest or "–"

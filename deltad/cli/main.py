@@ -24,16 +24,17 @@ from deltad.cli.gc import gc
 from deltad.cli.inspect import inspect
 from deltad.cli.keys import keys
 from deltad.cli.ops import ops
-from deltad.cli.output import clean
 from deltad.cli.pin import pin, unpin
 from deltad.cli.plan import plan
 from deltad.cli.publish import publish, pull
 from deltad.cli.serve import serve
 from deltad.cli.status import status
+from deltad.cli.support import support_bundle
 from deltad.cli.target import hold, release, rollback
 from deltad.cli.verify import verify
 from deltad.cli.versions import log
 from deltad.errors import DeltadError, MissingPackageError, NotFoundError, StoreError, UsageError
+from deltad.figures import clean
 
 INTERRUPTED = 130
 INTERNAL = 70
@@ -93,7 +94,7 @@ def deltad(context: click.Context) -> int | None:
 
 
 _DAILY = (serve, publish, pull, status, log, hold, release, rollback, diff, inspect, verify, export)
-_NOW_AND_THEN = (pin, unpin, gc, plan, doctor, keys, config, ops, demo)
+_NOW_AND_THEN = (pin, unpin, gc, plan, doctor, keys, config, ops, support_bundle, demo)
 for _command in (*_DAILY, *_NOW_AND_THEN):
     deltad.add_command(_command)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from deltad.figures import clean
 from deltad.ops.blocks import Block, Cell, Facts, Line, Table
 
 if TYPE_CHECKING:
@@ -63,11 +64,6 @@ def show_json(value: object, *, compact: bool = False) -> None:
     """Print a value as JSON, on one line if `compact`."""
     data = msgspec.json.encode(value)
     click.echo(data if compact else msgspec.json.format(data, indent=2))
-
-
-def clean(text: str) -> str:
-    """The same text on one line with everything escaped that a terminal might obey."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def plain(blocks: Sequence[Block]) -> str:

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from deltad.cli.connect import Daemon
-from deltad.cli.output import clean
 from deltad.errors import DeltadError
+from deltad.figures import clean
 from deltad.types import RunId
 
 if TYPE_CHECKING:

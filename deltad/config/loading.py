@@ -64,7 +64,7 @@ def load_config(path: Path) -> Config:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"configuration {path}", expected="TOML in UTF-8", found=str(error)) from None
     config = _Document(path, document).config()
-    checks = [*(file.read for file in _secret_files(config)), *_contexts(config)]
+    checks = [*(file.read for file in secret_files(config)), *_contexts(config)]
     for check in checks:
         try:
             check()
@@ -77,7 +77,7 @@ def load_config(path: Path) -> Config:
 
 def warnings(config: Config) -> tuple[str, ...]:
     """What can be used and should be better, one sentence each. Reads the secret files. Raises ConfigError."""
-    files = dict.fromkeys([*_secret_files(config), *_tls_files(config)])
+    files = dict.fromkeys([*secret_files(config), *_tls_files(config)])
     doubts = [doubt for file in files for doubt in file.doubts()]
     return (*doubts, *_unheard_publishers(config))
 
@@ -95,7 +95,7 @@ def _unheard_publishers(config: Config) -> Iterator[str]:
             )
 
 
-def _secret_files(config: Config) -> list[TokenFile | KeyFile | CredentialsFile]:
+def secret_files(config: Config) -> list[TokenFile | KeyFile | CredentialsFile]:
     found: list[TokenFile | KeyFile | CredentialsFile] = []
     if config.relay and config.relay.token_file:
         found.append(config.relay.token_file)

@@ -67,6 +67,7 @@ from deltad.errors import NotFoundError, UsageError
 from deltad.figures import size
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.fleet import Fleet, Standing
+from deltad.ops.history import History
 from deltad.ops.metrics import Metrics
 from deltad.protocol.cadence import Cadence
 from deltad.protocol.mode import AUTO, ModeChoice, choose_mode
@@ -136,6 +137,7 @@ class Node:
         )
         self.deriving = Deriving(store, config, self.metrics)
         self.chores = Chores(self)
+        self.history = History()
         self.hot_loads = make_hot_loads(self)
         self._handovers = HandOvers(store, self.backend, self)
         self._leads = {lead.run: Lead(lead, limits) for lead in config.leads}

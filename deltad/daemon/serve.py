@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import signal
 import ssl
@@ -34,11 +35,13 @@ from deltad.limits import Limits
 from deltad.local.binding import bind_tcp_once, bind_unix_socket, group_id
 from deltad.local.server import LocalServer
 from deltad.ops.health import health_app
+from deltad.ops.history import Events
 from deltad.ops.logs import configure
 from deltad.ops.notify import Notifier
 from deltad.ops.overview import status_line
 from deltad.relay.server import RelayServer
 from deltad.store.store import Store
+from deltad.types import RunId
 
 log = structlog.get_logger("deltad.daemon")
 
@@ -56,14 +59,16 @@ def serve(config: Config) -> int:
 
     Raises StoreError, FormatError or ConfigError if it cannot start.
     """
+    events = Events()
     configure()
+    logging.getLogger().addHandler(events)
     for doubt in warnings(config):
         log.warning("config_warning", warning=doubt)
     if not os.path.exists(config.daemon.store / "FORMAT"):
         prove_addresses(config)  # a typing error in one of them must leave no empty store behind
     store = Store.open(config.daemon.store)
     try:
-        return uvloop.run(_serve(config, store))
+        return uvloop.run(_serve(config, store, events))
     finally:
         store.close()
 
@@ -89,7 +94,7 @@ def _cannot_listen(section: str, listen: Address, error: OSError) -> ConfigError
     )
 
 
-async def _serve(config: Config, store: Store) -> int:
+async def _serve(config: Config, store: Store, events: Events) -> int:
     stop, hurry = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
@@ -108,7 +113,7 @@ async def _serve(config: Config, store: Store) -> int:
     loop.add_signal_handler(signal.SIGHUP, reloader.ask)
     await asyncio.to_thread(node.describe_all)
     async with AsyncExitStack() as stack:
-        addresses = await _listen(stack, node, reloader)
+        addresses = await _listen(stack, node, reloader, events)
         parts = [*_parts(node), ("reload", reloader.run), ("pulse", pulse.run)]
         tasks = [asyncio.create_task(_supervise(name, part), name=name) for name, part in parts]
         stack.push_async_callback(_drain, node, tasks, hurry, notifier)
@@ -135,7 +140,7 @@ async def _serve(config: Config, store: Store) -> int:
     return 0
 
 
-async def _listen(stack: AsyncExitStack, node: Node, reloader: Reloader) -> dict[str, str]:
+async def _listen(stack: AsyncExitStack, node: Node, reloader: Reloader, events: Events) -> dict[str, str]:
     """Bind every face of the daemon; each is closed when the stack is. Returns what listens where."""
     config = node.config
     addresses = {"socket": str(config.daemon.socket)}
@@ -177,7 +182,14 @@ async def _listen(stack: AsyncExitStack, node: Node, reloader: Reloader) -> dict
             await _start(stack, relay.app(), node.limits, "relay"), config.relay.listen, "relay", context
         )
     if config.metrics is not None:
-        app = health_app(node.metrics, reasons=node.reasons, status=node.status)
+        app = health_app(
+            node.metrics,
+            reasons=node.reasons,
+            status=node.status,
+            versions=lambda run: node.versions(RunId(run)),
+            history=node.history,
+            events=events.last,
+        )
         addresses["metrics"] = await _bind(
             await _start(stack, app, node.limits, "metrics"), config.metrics.listen, "metrics"
         )
@@ -262,6 +274,7 @@ async def _chores(node: Node) -> None:
     """What is done now and then: metrics, exports that nobody needs, mirrors that fell behind."""
     while True:
         await node.chores.do()
+        node.history.note(node.status(), time.monotonic())
         await asyncio.sleep(CHORE_SECONDS)
 
 

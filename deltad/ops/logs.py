@@ -1,13 +1,16 @@
 """How the daemon logs: one JSON object a line, or for a person at a terminal, readable lines.
 
-Everything ends up here, what libraries log through `logging` included. Values are logged as they are
+Everything ends up here, what libraries log through `logging` included. Where the journal reads standard error, each
+line carries its priority, so that `journalctl -p warning` shows what is amiss. Values are logged as they are
 given, so callers give names, sizes and digests, and never a token.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from collections.abc import Mapping
 from typing import TextIO
 
 import structlog
@@ -16,7 +19,17 @@ from aiohttp.http_exceptions import HttpProcessingError
 _LIBRARIES = ("aiohttp.access", "asyncio", "watchfiles")
 
 
-def configure(json: bool | None = None, *, level: int = logging.INFO, stream: TextIO | None = None) -> None:
+_PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+"""Levels, and what syslog calls them."""
+
+
+def configure(
+    json: bool | None = None,
+    *,
+    level: int = logging.INFO,
+    stream: TextIO | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> None:
     """Set up structlog and `logging`, replacing what was set up before.
 
     `json`: None decides by the stream: readable on a terminal, JSON elsewhere. `stream`: stderr by default.
@@ -49,8 +62,9 @@ def configure(json: bool | None = None, *, level: int = logging.INFO, stream: Te
     handler = logging.StreamHandler(stream)
     if level > logging.DEBUG:
         handler.addFilter(_not_a_callers_fault)
+    kind = _ForJournal if _is_journal(stream, environment) else structlog.stdlib.ProcessorFormatter
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
+        kind(
             foreign_pre_chain=shared,
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
@@ -60,6 +74,23 @@ def configure(json: bool | None = None, *, level: int = logging.INFO, stream: Te
     root.setLevel(level)
     for name in _LIBRARIES:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
+
+
+class _ForJournal(structlog.stdlib.ProcessorFormatter):
+    """Puts a line's priority before it, as sd-daemon(3) has it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        priority = next((number for level, number in _PRIORITIES if record.levelno >= level), 7)
+        return f"<{priority}>{super().format(record)}"
+
+
+def _is_journal(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Whether the journal reads this very stream: the service manager names what it gave the process."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+    return environment.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
 
 
 def _not_a_callers_fault(record: logging.LogRecord) -> bool:

@@ -24,7 +24,7 @@ _WRITTEN: dict[str, Callable[[], str]] = {
     "config": config_page,
 }
 """What is written from the code when it is asked for."""
-_PAGES = {"runbook": "RUNBOOK.md"}
+_PAGES = {"runbook": "RUNBOOK.md", "install": "INSTALL.md"}
 """Pages of the documentation, which lie in the package as well."""
 
 SYSTEM = {
@@ -95,6 +95,6 @@ def _walk(folder: Traversable, prefix: str) -> list[str]:
     for entry in folder.iterdir():
         if entry.is_dir():
             found += _walk(entry, f"{prefix}{entry.name}/")
-        elif not entry.name.endswith((".pyc", ".py")):
+        elif not entry.name.endswith((".pyc", ".py", ".css", ".js")):
             found.append(prefix + entry.name)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,11 +32,15 @@ LOOK_SECONDS = 0.25
 
 _SILENCE = 300.0
 
+_SWITCH_SECONDS = 0.0005
+"""How long a thread that looks at the fleet may keep streams waiting for the interpreter; Python's own 5 ms show."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM; a second one ends the process where it stands."""
     options = parse_options(arguments)
     log = Log(sys.stderr, gateway=options.run)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         with contextlib.suppress(ImportError):
             import uvloop
@@ -87,6 +92,8 @@ async def _serve(options: Options, log: Log) -> int:
             raise ConfigError(where, found=error.strerror or str(error)) from None
         host, port = options.host, runner.addresses[0][1]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        gc.collect()
+        gc.freeze()  # what is here now stays: no collection has to look at it while tokens wait
         log.write("listening", url=url)
         if options.ready_file is not None:
             await _tell_ready(fleet, stop, options.ready_file, url)

@@ -30,11 +30,10 @@ _AGAIN = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is to be sampled. The seeds of the samples follow from `seed`."""
+    """What is to be sampled. `samples` are its places in the course; their seeds follow from `seed`."""
 
     token_ids: tuple[int, ...]
-    n: int
-    max_tokens: int
+    samples: range
     temperature: float
     seed: int
     wanted: Wanted
@@ -44,28 +43,29 @@ class Answer:
     """Iterate over `pieces` once. `patience`: seconds that an answer which was begun waits for a replica."""
 
     def __init__(
-        self, prompt: Prompt, fleet: Fleet, replicas: Replicas, metrics: GatewayMetrics, *, patience: float
+        self,
+        prompt: Prompt,
+        course: Course,
+        *,
+        fleet: Fleet,
+        replicas: Replicas,
+        metrics: GatewayMetrics,
+        patience: float,
     ) -> None:
         self.prompt = prompt
-        self.course = Course(prompt.wanted, n=prompt.n, most=prompt.max_tokens)
+        self.course = course
         self.replica = ""
-        self.given_away = False
-        """Set by whoever sends pieces on as they come."""
         self._fleet = fleet
         self._replicas = replicas
         self._metrics = metrics
         self._patience = patience
 
-    async def pieces(self, first: Member) -> AsyncGenerator[list[Piece], None]:
+    def pieces(self, first: Member) -> AsyncGenerator[list[Piece], None]:
         """All pieces, those of a sample in order; `first` was chosen for it. Raises what no other replica can mend."""
-        samples = range(self.prompt.n)
-        if self.prompt.wanted.on_swap is OnSwap.RESUME and self.prompt.n > 1:
-            legs = [self._leg([sample], first) for sample in samples]
-        else:
-            legs = [self._leg(samples, first)]
-        async with aclosing(merged(legs)) as pieces:
-            async for batch in pieces:
-                yield batch
+        samples = self.prompt.samples
+        if self.prompt.wanted.on_swap is OnSwap.RESUME:
+            return merged([self._leg([sample], first) for sample in samples])
+        return self._leg(samples, first)
 
     async def _leg(
         self, samples: Sequence[int], member: Member | None, failed: frozenset[str] = frozenset()
@@ -80,7 +80,7 @@ class Answer:
                         trials.forget()
                         yield pieces
             except FencedError as error:
-                if self.given_away:
+                if self.course.given_away:
                     raise
                 if pieces := self.course.forget(samples):
                     yield pieces
@@ -127,7 +127,7 @@ class Answer:
             n=len(samples),
             max_new_tokens=course.left(samples[0]),
             temperature=prompt.temperature,
-            seed=(prompt.seed + samples[0] + len(come)) & (2**63 - 1),
+            seed=(prompt.seed + samples[0] - prompt.samples[0] + len(come)) & (2**63 - 1),
             min_version=str(course.least) if course.least is not None and prompt.wanted.exact is None else "",
             wait=min(self._patience, 60.0),
             stream=True,
@@ -135,10 +135,13 @@ class Answer:
         with self._fleet.load(member):
             async with aclosing(self._replicas.stream(member.address, request)) as batches:
                 async for lines in batches:
-                    if pieces := [piece for line in lines for piece in course.take(line, samples)]:
+                    pieces: list[Piece] = []
+                    for line in lines:
+                        pieces += course.take(line, samples)
+                    if pieces:
                         yield pieces
-                    if course.is_over(samples):
-                        return
+                    if course.is_over(samples) and lines[-1].ended is None:
+                        return  # early: the replica learns of it by the connection, which is closed
 
 
 class _Trials:
@@ -163,13 +166,12 @@ class _Trials:
         self._since = None
 
 
-async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
     """What all of these give, as it comes. The first error of one ends all."""
-    if len(sources) == 1:
-        async with aclosing(sources[0]) as source:
-            async for batch in source:
-                yield batch
-        return
+    return sources[0] if len(sources) == 1 else _merged(sources)
+
+
+async def _merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
     queue: asyncio.Queue[T | None] = asyncio.Queue(64)
 
     async def drain(source: AsyncGenerator[T, None]) -> None:

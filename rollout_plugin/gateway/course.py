@@ -1,4 +1,4 @@
-"""The course of one prompt's answer over replicas and swaps: which tokens count, and what is left to sample.
+"""The course of an answer over replicas and swaps: which tokens count, and what is left to sample.
 
 Sans-IO: lines of replicas in, pieces of the answer out. Owns the invariant that every sample is a gapless sequence of
 tokens, none of them twice, each with the version that gave it.
@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from deltad.errors import ReplicaError
 from deltad.types import Version, parse_version
 from rollout_plugin.gateway.wanted import OnSwap, Wanted
 from rollout_plugin.messages import StreamLine
 
+# These are made for every token: msgspec makes them several times faster than dataclasses.
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+
+class Piece(msgspec.Struct, frozen=True):
     """Tokens of a sample that follow what came before, all by one version. `finish` is set in its last piece.
 
     `anew`: what came of the sample before is void.
@@ -30,8 +33,7 @@ class Piece:
     anew: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(msgspec.Struct):
     """Tokens `start` to `end` (exclusive) of a sample, which one version gave."""
 
     version: str
@@ -59,14 +61,17 @@ class Track:
 
 
 class Course:
-    """`n` samples of at most `most` tokens each. Samples are counted from 0."""
+    """`n` samples of at most `most` tokens each, of one prompt or several. Samples are counted from 0."""
 
     def __init__(self, wanted: Wanted, *, n: int, most: int) -> None:
         self._wanted = wanted
         self._most = most
         self.tracks = [Track() for _ in range(n)]
+        self._seen: dict[str, Version] = {}
         self.least = wanted.least
         """The version that whoever goes on must have at least: the newest that was seen."""
+        self.given_away = False
+        """Set by whoever sends pieces on as they come."""
 
     def take(self, line: StreamLine, samples: Sequence[int]) -> list[Piece]:
         """What a line of a replica adds. `samples` are those that the replica was asked for, in its order.
@@ -82,8 +87,7 @@ class Course:
         track = self.tracks[sample]
         if track.finish or track.interrupted:
             return []
-        version = parse_version(line.version)
-        self.least = version if self.least is None else max(self.least, version)
+        version = self._seen.get(line.version) or self._see(line.version)
         right = self._wanted.takes_token(version)
         if not right and not track.token_ids:
             raise _swapped(self._wanted, version)
@@ -120,7 +124,11 @@ class Course:
 
     def is_over(self, samples: Sequence[int]) -> bool:
         """Whether whoever samples these has nothing to add."""
-        return all(self.tracks[sample].finish or self.tracks[sample].interrupted for sample in samples)
+        for sample in samples:
+            track = self.tracks[sample]
+            if not (track.finish or track.interrupted):
+                return False
+        return True
 
     def open(self, samples: Sequence[int]) -> list[int]:
         """Those of the samples that are not at their end, for whoever reads them next."""
@@ -132,6 +140,12 @@ class Course:
         """How many tokens a sample may still have."""
         return self._most - len(self.tracks[sample].token_ids)
 
+    def _see(self, text: str) -> Version:
+        """A version that is new here."""
+        version = self._seen[text] = parse_version(text)
+        self.least = version if self.least is None else max(self.least, version)
+        return version
+
     def _end(self, sample: int, done: bool) -> Piece | None:
         track = self.tracks[sample]
         if track.finish or track.interrupted:
@@ -142,9 +156,11 @@ class Course:
         start = len(track.token_ids)
         track.token_ids += tokens
         track.logprobs += logprobs
+        end = start + len(tokens)
         if track.segments and track.segments[-1].version == version:
-            start = track.segments.pop().start
-        track.segments.append(Segment(version, start, len(track.token_ids)))
+            track.segments[-1].end = end
+        else:
+            track.segments.append(Segment(version, start, end))
 
 
 def _swapped(wanted: Wanted, version: Version) -> ReplicaError:

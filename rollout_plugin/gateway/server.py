@@ -19,7 +19,7 @@ from prometheus_client import generate_latest
 
 from deltad.errors import DeltadError, DeniedError, FormatError, LimitError, NotFoundError, UnavailableError
 from rollout_plugin.gateway.answer import Answer, Prompt, merged
-from rollout_plugin.gateway.course import Piece, began_and_ended
+from rollout_plugin.gateway.course import Course, Piece, began_and_ended
 from rollout_plugin.gateway.fleet import Fleet
 from rollout_plugin.gateway.metrics import GatewayMetrics
 from rollout_plugin.gateway.openai import Ask, is_text, make_ask, parse_body
@@ -215,77 +215,59 @@ class Gateway:
         self, request: web.Request, ask: Ask, words: Words | None, members: Sequence[Member], arrived: float
     ) -> web.StreamResponse:
         shape = Shape(ask, self._settings.run)
+        course = Course(ask.wanted, n=len(ask.prompts) * ask.n, most=ask.max_tokens)
         answers = [
             Answer(
-                Prompt(prompt, ask.n, ask.max_tokens, ask.temperature, ask.seed + at * ask.n, ask.wanted),
-                self._fleet,
-                self._replicas,
-                self._metrics,
+                Prompt(prompt, range(at * ask.n, (at + 1) * ask.n), ask.temperature, ask.seed + at * ask.n, ask.wanted),
+                course,
+                fleet=self._fleet,
+                replicas=self._replicas,
+                metrics=self._metrics,
                 patience=self._settings.patience,
             )
             for at, prompt in enumerate(ask.prompts)
         ]
-        choices = [Choice(index, words, ask.stops) for index in range(len(answers) * ask.n)]
-        sources = [
-            _numbered(answer, at * ask.n, member)
-            for at, (answer, member) in enumerate(zip(answers, members, strict=True))
-        ]
+        choices = [Choice(index, words, ask.stops) for index in range(len(course.tracks))]
+        sources = [answer.pieces(member) for answer, member in zip(answers, members, strict=True)]
         async with aclosing(merged(sources)) as batches:
-            first = await anext(batches, None)
+            batch = await anext(batches, None)
             self._metrics.first_token_seconds.observe(time.monotonic() - arrived)
             if ask.stream:
-                return await self._stream(request, shape, _Begun(answers, choices, first, batches))
-            batch = first
+                response = await self._stream(
+                    request, shape, _Begun(course, choices, batch, batches, answers[0].replica)
+                )
+                self._count(course)
+                return response
             while batch is not None:
-                for index, piece, answer in batch:
-                    self._say(choices[index], piece, answer)
+                for piece in batch:
+                    _say(choices[piece.sample], piece, course)
                 batch = await anext(batches, None)
-        tracks = [track for answer in answers for track in answer.course.tracks]
-        self._count(answers)
-        began, ended = began_and_ended(tracks)
-        headers = {
-            "Deltad-Version-Began": began,
-            "Deltad-Version-Ended": ended,
-            "Deltad-Replica": answers[0].replica,
-        }
-        return web.Response(body=shape.whole(choices, tracks), content_type="application/json", headers=headers)
-
-    def _say(self, choice: Choice, piece: Piece, answer: Answer) -> tuple[str, Piece] | None:
-        """A piece with its text, as it is given away: a stop text ends its sample. None for what comes after that."""
-        if choice.ended:
-            return None
-        if piece.anew:
-            choice.begin()
-            return None
-        text = choice.push(piece)
-        self._metrics.tokens.inc(len(piece.token_ids))
-        if choice.stopped and not piece.finish:
-            choice.ended = True
-            answer.course.cut(piece.sample, choice.tokens, "stop")
-            piece = Piece(piece.sample, piece.token_ids, piece.logprobs, piece.version, "stop")
-        return text, piece
+        self._count(course)
+        began, ended = began_and_ended(course.tracks)
+        headers = {"Deltad-Version-Began": began, "Deltad-Version-Ended": ended, "Deltad-Replica": answers[0].replica}
+        body = shape.whole(choices, course.tracks)
+        return web.Response(body=body, content_type="application/json", headers=headers)
 
     async def _stream(self, request: web.Request, shape: Shape, begun: _Begun) -> web.StreamResponse:
-        answers, choices, batch = begun.answers, begun.choices, begun.first
+        course, choices, batch = begun.course, begun.choices, begun.first
         response = web.StreamResponse(
             headers={
                 "Content-Type": "text/event-stream; charset=utf-8",
                 "Cache-Control": "no-cache",
                 "X-Accel-Buffering": "no",
-                "Deltad-Version-Began": next((piece.version for _, piece, _ in batch or () if piece.version), ""),
-                "Deltad-Replica": answers[0].replica,
+                "Deltad-Version-Began": next((piece.version for piece in batch or () if piece.version), ""),
+                "Deltad-Replica": begun.replica,
             }
         )
-        for answer in answers:
-            answer.given_away = True
+        course.given_away = True
         await response.prepare(request)
         said = [shape.opening(choices)]
         try:
             while batch is not None:
-                for index, piece, answer in batch:
-                    if (spoken := self._say(choices[index], piece, answer)) is not None:
-                        text, last = spoken
-                        said.append(shape.chunk(choices[index], last, text, answer.course.tracks[piece.sample]))
+                for piece in batch:
+                    choice = choices[piece.sample]
+                    if (spoken := _say(choice, piece, course)) is not None:
+                        said.append(shape.chunk(choice, spoken[1], spoken[0], course.tracks[piece.sample]))
                 await response.write(b"".join(said))
                 said.clear()
                 batch = await anext(begun.batches, None)
@@ -293,14 +275,14 @@ class Gateway:
             self._log.write("answer_broken_off", id=shape.id, error=str(error))
             said.append(b"data: " + msgspec.json.encode(self._error(error, error.http_status)) + b"\n\n")
         else:
-            said.append(shape.closing([track for answer in answers for track in answer.course.tracks]))
+            said.append(shape.closing(course.tracks))
         await response.write(b"".join(said))
         await response.write_eof()
-        self._count(answers)
         return response
 
-    def _count(self, answers: Sequence[Answer]) -> None:
-        for track in (track for answer in answers for track in answer.course.tracks):
+    def _count(self, course: Course) -> None:
+        self._metrics.tokens.inc(sum(len(track.token_ids) for track in course.tracks))
+        for track in course.tracks:
             if len(track.segments) > 1:
                 self._metrics.spanning.inc()
             if track.finish == "abort":
@@ -365,24 +347,30 @@ class Gateway:
         )
 
 
-Numbered = tuple[int, Piece, Answer]
-"""A piece with the index of its choice, and the answer that it is of."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Begun:
     """A request whose first pieces have come: `first`, and `batches` for the rest."""
 
-    answers: Sequence[Answer]
+    course: Course
     choices: Sequence[Choice]
-    first: list[Numbered] | None
-    batches: AsyncGenerator[list[Numbered], None]
+    first: list[Piece] | None
+    batches: AsyncGenerator[list[Piece], None]
+    replica: str
 
 
-async def _numbered(answer: Answer, first: int, member: Member) -> AsyncGenerator[list[Numbered], None]:
-    async with aclosing(answer.pieces(member)) as batches:
-        async for pieces in batches:
-            yield [(first + piece.sample, piece, answer) for piece in pieces]
+def _say(choice: Choice, piece: Piece, course: Course) -> tuple[str, Piece] | None:
+    """A piece with its text, as it is given away: a stop text ends its sample. None for what comes after that."""
+    if choice.ended:
+        return None
+    if piece.anew:
+        choice.begin()
+        return None
+    text = choice.push(piece)
+    if choice.stopped and not piece.finish:
+        choice.ended = True
+        course.cut(piece.sample, choice.tokens, "stop")
+        piece = msgspec.structs.replace(piece, finish="stop")
+    return text, piece
 
 
 def _json(body: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -80,7 +80,9 @@ class Shape:
             "created": int(time.time()),
             "model": model,
         }
-        self._chunk_head = {**self._head, "object": "chat.completion.chunk" if ask.chat else "text_completion"}
+        chunk_head = {**self._head, "object": "chat.completion.chunk" if ask.chat else "text_completion"}
+        # The same in every chunk, and encoded once: `{…,` without the end.
+        self._chunk_head = b"data: " + msgspec.json.encode(chunk_head)[:-1] + b","
 
     @property
     def id(self) -> str:
@@ -143,7 +145,7 @@ class Shape:
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     def _event(self, choices: Sequence[object], **more: object) -> bytes:
-        return b"data: " + msgspec.json.encode({**self._chunk_head, "choices": choices, **more}) + b"\n\n"
+        return self._chunk_head + msgspec.json.encode({"choices": choices, **more})[1:] + b"\n\n"
 
 
 def _segments(track: Track) -> list[dict[str, Any]]:

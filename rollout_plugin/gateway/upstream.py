@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import aiohttp
 import msgspec
@@ -24,10 +26,17 @@ class Replicas:
 
     def __init__(self, *, connections: int, silence: float) -> None:
         self._connector = aiohttp.TCPConnector(limit=connections, ttl_dns_cache=60)
-        timeout = aiohttp.ClientTimeout(total=None, connect=10.0, sock_read=silence)
         self._session = aiohttp.ClientSession(
-            connector=self._connector, timeout=timeout, auto_decompress=False, read_bufsize=256 << 10
+            connector=self._connector,
+            timeout=aiohttp.ClientTimeout(total=None, connect=10.0),
+            auto_decompress=False,
+            read_bufsize=256 << 10,
         )
+        # aiohttp's own timeout for reading sets a timer anew at every token, which costs more than to look at all
+        # answers now and then.
+        self._silence = silence
+        self._heard: dict[aiohttp.ClientResponse, float] = {}
+        self._watching = asyncio.create_task(self._watch())
 
     async def stream(self, address: str, request: GenerateRequest) -> AsyncGenerator[list[StreamLine], None]:
         """The lines of an answer, as many at once as came at once, up to the last one.
@@ -36,13 +45,18 @@ class Replicas:
         reached, PeerError for nonsense.
         """
         try:
-            async with self._session.post(
-                f"{address}/v1/generate", data=msgspec.json.encode(request), allow_redirects=False
-            ) as response:
+            async with (
+                self._session.post(
+                    f"{address}/v1/generate", data=msgspec.json.encode(request), allow_redirects=False
+                ) as response,
+                self._watched(response),
+            ):
                 if response.status != 200:
                     raise _refusal(address, response.status, await response.content.read(_LINE_BYTES))
-                rest = b""
+                rest, ended = b"", False
+                heard, clock = self._heard, asyncio.get_running_loop().time
                 async for data in response.content.iter_any():
+                    heard[response] = clock()
                     *whole, rest = (rest + data).split(b"\n")
                     if len(rest) > _LINE_BYTES:
                         raise LimitError(f"replica at {address}", expected=f"lines of at most {_LINE_BYTES} bytes")
@@ -50,15 +64,33 @@ class Replicas:
                         if (error := lines[-1].error) is not None:
                             raise FencedError(error.message)
                         yield lines
-                        if lines[-1].ended is not None:
-                            return
+                        ended = lines[-1].ended is not None
+                if ended:  # and read to the last byte, so that the connection serves the next answer
+                    return
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise UnavailableError(f"replica at {address}", found=str(error) or type(error).__name__) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise PeerError(f"replica at {address}", expected="lines of an answer", found=str(error)) from None
         raise UnavailableError(f"replica at {address}", found="the connection was cut")
 
+    @asynccontextmanager
+    async def _watched(self, response: aiohttp.ClientResponse) -> AsyncGenerator[None, None]:
+        self._heard[response] = asyncio.get_running_loop().time()
+        try:
+            yield
+        finally:
+            del self._heard[response]
+
+    async def _watch(self) -> None:
+        """Cut what has been silent for too long; whoever reads it finds the connection closed."""
+        while True:
+            await asyncio.sleep(self._silence / 8)
+            now = asyncio.get_running_loop().time()
+            for response in [one for one, heard in self._heard.items() if now - heard > self._silence]:
+                response.close()
+
     async def close(self) -> None:
+        self._watching.cancel()
         await self._session.close()
 
 

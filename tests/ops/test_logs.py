@@ -6,7 +6,9 @@ import asyncio
 import io
 import json
 import logging
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -92,6 +94,30 @@ def test_debug_lines_and_routine_library_lines_are_left_out_unless_wanted() -> N
     configure(stream=stream, level=logging.DEBUG)
     structlog.get_logger().debug("request")
     assert [line["event"] for line in lines(stream)] == ["request"]
+
+
+def test_where_the_journal_reads_each_line_carries_its_priority(tmp_path: Path) -> None:
+    with (tmp_path / "journal").open("w+") as stream:
+        found = os.fstat(stream.fileno())
+        configure(stream=stream, environment={"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"})
+        logger = structlog.get_logger()
+        logger.info("one")
+        logger.warning("two")
+        logger.error("three")
+        logging.getLogger("some.library").critical("four")
+        stream.seek(0)
+        said = stream.read().splitlines()
+    assert [line[:3] for line in said] == ["<6>", "<4>", "<3>", "<2>"]
+    assert [json.loads(line[3:])["event"] for line in said] == ["one", "two", "three", "four"]
+
+
+@pytest.mark.parametrize("named", ["", "1:1", "nonsense"])
+def test_where_the_journal_reads_another_stream_nothing_stands_before_a_line(tmp_path: Path, named: str) -> None:
+    with (tmp_path / "file").open("w+") as stream:
+        configure(stream=stream, environment={"JOURNAL_STREAM": named})
+        structlog.get_logger().warning("one")
+        stream.seek(0)
+        assert stream.read().startswith("{")
 
 
 async def test_whoever_sends_nonsense_cannot_fill_the_log() -> None:

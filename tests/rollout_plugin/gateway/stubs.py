@@ -139,6 +139,7 @@ def staged(
     most_running: int = 64,
     most_waiting: int = 64,
     patience: float = 20.0,
+    silence: float = 30.0,
     words: Callable[[], Words] | None = None,
     **settings: Any,
 ) -> Iterator[Stage]:
@@ -155,7 +156,7 @@ def staged(
                 Admission(most_running=most_running, most_waiting=most_waiting, pace=pace),
                 lambda: fleet.roster.sequence,
             )
-            replicas = Replicas(connections=256, silence=30.0)
+            replicas = Replicas(connections=256, silence=silence)
             gateway = stage.gateway = Gateway(
                 Settings(RUN, patience, **settings),
                 fleet=fleet,

@@ -148,6 +148,23 @@ def test_an_answer_whose_replica_is_cut_goes_on_at_another_one_without_a_gap_or_
     assert choices[-1]["finish_reason"] == "length"
 
 
+def test_an_answer_whose_replica_falls_silent_goes_on_at_another_one() -> None:
+    stalls = asyncio.Event()
+    stalled: list[str] = []
+
+    async def stall(stub: StubReplica) -> None:
+        stalled.append(stub.name)
+        await stalls.wait()
+
+    def at_token(stub: StubReplica, token: int) -> Any:
+        return stall(stub) if token == 3 and not stalled else ""
+
+    with staged(*(StubReplica(name, at_token=at_token) for name in ("r1", "r2")), silence=0.3) as stage:
+        status, reply, headers = complete(stage)
+    assert (status, reply["choices"][0]["token_ids"]) == (200, [3, 4, 5, 6, 7, 8])
+    assert headers["Deltad-Replica"] != f"d/{stalled[0]}"
+
+
 def test_samples_of_one_prompt_survive_the_death_of_their_replica_each_for_itself() -> None:
     stubs = [StubReplica(name, at_token=once(3, "cut")) for name in ("r1", "r2", "r3", "r4", "r5")]
     with staged(*stubs) as stage:

@@ -97,7 +97,7 @@ def test_ranks_that_compare_with_different_versions_make_none_and_go_whole_next(
     assert any("hand over this step whole" in outcome.reason for outcome in outcomes), outcomes
     last = weights.changed(0.05, seed=4)
     outcomes = ranks.publish(2, last)
-    assert [outcome.whole for outcome in outcomes] == [True, True]
+    assert [outcome.whole for outcome in outcomes] == [True, True], outcomes
     assert outcomes[0].version is not None
     assert outcomes[0].version.root == root(last)
 

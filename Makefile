@@ -9,7 +9,7 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; exit; }; done; \
 	echo python3)
 
-.PHONY: demo venv venv-peers venv-vllm lint format test test-full check lock audit sbom bench clean
+.PHONY: demo venv venv-peers venv-vllm lint format test test-full soak check lock audit sbom bench clean
 .DEFAULT_GOAL := demo
 
 # Models come from what pip installed; nothing here asks a model hub.
@@ -57,6 +57,11 @@ test-full: $(STAMP)
 	-$(MAKE) --no-print-directory venv-vllm
 	-$(MAKE) --no-print-directory venv-peers
 	DELTAD_TEST_FULL=1 HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+# Three regions, two runs and random faults for an hour; the figures are printed at the end.
+SOAK_SECONDS ?= 3600
+soak: $(STAMP)
+	DELTAD_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -s tests/soak $(ARGS)
 
 check: lint test audit
 

@@ -22,7 +22,7 @@ import structlog
 from deltad.checkpoint.aligned import Aligned
 from deltad.checkpoint.baseline import drop_replaced, keep_baseline, open_baseline
 from deltad.checkpoint.directory import Checkpoint, open_checkpoint, require_config
-from deltad.client.messages import Seconds
+from deltad.client.messages import Cache, Seconds
 from deltad.daemon.applying import whole
 from deltad.daemon.break_even import may_win, smaller_anchor
 from deltad.daemon.same_model import check_same_table, what_changed
@@ -73,8 +73,8 @@ class PublishOptions(TypedDict, total=False):
     publisher writes in, if it says so. `epoch_on_conflict`: bytes that contradict what was published open the next
     epoch instead of being refused; those that were published before do not. `if_changed`: weights equal to the
     newest version's are that version again. `settle`: seconds that the checkpoint was waited for. `coding`: how a
-    delta is to be coded. `delta_base`: the version that a disk-delta applies to, whatever it calls it. `opens` is told
-    of an epoch that is about to be opened, before it is visible.
+    delta is to be coded. `delta_base`: the version that a disk-delta applies to, whatever it calls it. `cache`: what is
+    to become of replicas' caches. `opens` is told of an epoch that is about to be opened, before it is visible.
     """
 
     identity: str
@@ -86,6 +86,7 @@ class PublishOptions(TypedDict, total=False):
     settle: float
     coding: ModeChoice
     delta_base: Version
+    cache: Cache
     opens: Callable[[int], None]
 
 

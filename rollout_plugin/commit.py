@@ -20,8 +20,11 @@ from rollout_plugin.engines import Engine
 from rollout_plugin.staging import StagedDeltas, StagedExport
 
 
-def commit_deltas(engine: Engine, staged: StagedDeltas, served: U64) -> Committed | RolledBack | Broken:
-    """Write all steps. `served` are the sums of what is served now, as read back; they are left as they are.
+def commit_deltas(
+    engine: Engine, staged: StagedDeltas, served: U64, cache: str = ""
+) -> Committed | RolledBack | Broken:
+    """Write all steps. `served` are the sums of what is served now, as read back; they are left as they are. `cache` is
+    as in `Engine.flip`.
 
     Whatever fails before the version flips is undone by the inverse writes in reverse order.
     """
@@ -32,7 +35,7 @@ def commit_deltas(engine: Engine, staged: StagedDeltas, served: U64) -> Committe
             engine.live.check_live()
             for i, step in enumerate(staged.steps):
                 _check_sums(layout, served + staged.writes.write(i), step.sums, f"commit of {step.version}")
-            engine.flip(staged.version)
+            engine.flip(staged.version, cache)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             try:
@@ -45,7 +48,7 @@ def commit_deltas(engine: Engine, staged: StagedDeltas, served: U64) -> Committe
         return Committed(time.monotonic() - begun)
 
 
-def commit_export(engine: Engine, staged: StagedExport, backend: Backend) -> Committed | Broken:
+def commit_export(engine: Engine, staged: StagedExport, backend: Backend, cache: str = "") -> Committed | Broken:
     """Copy a whole version over the live weights, and read it back before generation goes on."""
     with engine.pause():
         begun = time.monotonic()
@@ -55,7 +58,7 @@ def commit_export(engine: Engine, staged: StagedExport, backend: Backend) -> Com
             live.copy_from(staged.export)
             found = root_of(live.layout, live.sums(backend))
             if found == staged.root:
-                engine.flip(staged.version)
+                engine.flip(staged.version, cache)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             engine.fence(reason)

@@ -135,8 +135,8 @@ class Replica:
                     event = self._stage_steps(steps)
                 case StageExport(target):
                     event = self._stage_export(target)
-                case Commit():
-                    event = self._commit()
+                case Commit(cache):
+                    event = self._commit(cache)
                 case ReadWeights():
                     event = self._read_back()
         return event
@@ -231,7 +231,7 @@ class Replica:
             return False
         return root_of(engine.live.layout, engine.live.sums(self._backend)) != serving.root
 
-    def _commit(self) -> Event | None:
+    def _commit(self, cache: str) -> Event | None:
         staged, self._staged = self._staged, None
         assert staged is not None, "a commit follows staging"
         self._carry_out(self._machine.handle(CommitBegun()))
@@ -239,18 +239,18 @@ class Replica:
             if self._stopped.is_set():
                 return None
             self._serving.doubt(staged.version)
-            outcome = self._write(staged)
+            outcome = self._write(staged, cache)
         self._serving.doubt(staged.version if isinstance(outcome, Committed) else None)
         return outcome
 
-    def _write(self, staged: Staging) -> Committed | RolledBack | Broken:
+    def _write(self, staged: Staging, cache: str) -> Committed | RolledBack | Broken:
         if isinstance(staged, StagedEngine):
             self._engine = staged.engine  # nothing was served, so nothing is paused
             return Committed(0.0)
         assert self._engine is not None, "only the first load brings its engine"
         if isinstance(staged, StagedExport):
-            return commit_export(self._engine, staged, self._backend)
-        return commit_deltas(self._engine, staged, self._sums)
+            return commit_export(self._engine, staged, self._backend, cache)
+        return commit_deltas(self._engine, staged, self._sums, cache)
 
     def _read_back(self) -> Event:
         assert self._engine is not None, "only an engine is read back"

@@ -6,6 +6,7 @@ Versions travel as text (`v000123`, `v000123@e2`), digests as hex, durations in 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 
@@ -152,7 +153,8 @@ class RunReport(msgspec.Struct, frozen=True):
     """A run at one daemon: its newest durable version, what it is doing, and its replicas.
 
     `versions` are the newest few that it holds, in ascending order. `target` is there while its fleet is held
-    at a version, and does not follow the newest.
+    at a version, and does not follow the newest. `awaits` names the version of another run that the run forks, where
+    nothing but that one leads to what upstreams have, and it is not held.
     """
 
     latest: str = ""
@@ -160,6 +162,7 @@ class RunReport(msgspec.Struct, frozen=True):
     replicas: tuple[ReplicaReport, ...] = ()
     versions: tuple[VersionInfo, ...] = ()
     target: Target | None = None
+    awaits: str = ""
 
     def is_at_target(self, replica: ReplicaReport) -> bool:
         """Whether one of its replicas is known to serve what it should: the version held at, or the newest."""
@@ -506,15 +509,25 @@ class Step(msgspec.Struct, frozen=True):
     manifest: str
 
 
+Cache = Literal["", "keep", "new-requests-only", "reset"]
+"""What becomes of a replica's cached keys and values at a commit; empty: what its engine does by itself.
+
+`keep`: all are kept and reused. `new-requests-only`: requests in flight keep theirs, new ones reuse none from before.
+`reset`: all are dropped, and those of requests in flight are computed anew.
+"""
+
+
 class NextReply(msgspec.Struct, frozen=True):
     """What a replica should do now: nothing (`target` empty), apply `steps` in order, or reload.
 
-    `reload` means that no delta leads from what it serves to the target: load a fresh export.
+    `reload` means that no delta leads from what it serves to the target: load a fresh export. `cache` is for that
+    commit.
     """
 
     target: str = ""
     steps: tuple[Step, ...] = ()
     reload: bool = False
+    cache: Cache = ""
 
 
 class StateRequest(msgspec.Struct, frozen=True):

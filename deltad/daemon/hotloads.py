@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deltad.client.messages import Act, ReplicaReport, Target, TargetRequest
+from deltad.client.messages import Act, Cache, ReplicaReport, Target, TargetRequest
 from deltad.config import HotLoadConfig
+from deltad.daemon.origin import PublishOptions
 from deltad.errors import PreconditionError
 from deltad.hotload.coreweave import CoreWeave
 from deltad.hotload.fireworks import Fireworks
@@ -33,29 +34,27 @@ class NodeDeeds:
         self.announcements = node.announcements
         self.limits = node.limits
 
-    async def publish(self, directory: Path, identity: str, base: str, cache: str) -> str:
+    async def publish(self, directory: Path, identity: str, base: str, cache: Cache) -> str:
         latest = self._node.latest(self._run)
         match = _TRAILING_NUMBER.search(identity)
         number = max(int(match[1]) if match else 0, latest.number + 1 if latest else 0)
+        how: PublishOptions = {"identity": identity, "cache": cache}
         if base:
-            reply = await self._node.publish_checkpoint(
-                self._run, directory, number, identity=identity, delta_base=parse_version(base)
-            )
-        else:
-            reply = await self._node.publish_checkpoint(self._run, directory, number, identity=identity)
+            how["delta_base"] = parse_version(base)
+        reply = await self._node.publish_checkpoint(self._run, directory, number, **how)
         return reply.version.version
 
-    async def lead(self, version: str, by: str) -> None:
+    async def lead(self, version: str, by: str, cache: Cache = "") -> None:
+        self._node.versions_of(self._run).set_cache(parse_version(version), cache)
         target = self._target()
         if target is not None and target.version == version:
             return
         self.check_free()
         latest = self._node.latest(self._run)
-        if latest is not None and str(latest) == version:
-            if target is not None:
-                await self._node.move_target(self._run, TargetRequest(Act.RELEASE, why=WHY), by)
-            return
-        await self._node.move_target(self._run, TargetRequest(Act.HOLD, version=version, why=WHY), by)
+        if latest is None or str(latest) != version:
+            await self._node.move_target(self._run, TargetRequest(Act.HOLD, version=version, why=WHY), by)
+        elif target is not None:
+            await self._node.move_target(self._run, TargetRequest(Act.RELEASE, why=WHY), by)
 
     def check_free(self) -> None:
         target = self._target()

@@ -10,19 +10,21 @@ from pathlib import Path
 
 import msgspec
 
-from deltad.client.messages import Seconds
+from deltad.client.messages import Cache, Seconds
 from deltad.errors import DeltadError
 from deltad.store.disk import FileSystem, make_directory, read_file
 from deltad.types import Version
 
 
 class Note(msgspec.Struct, frozen=True):
-    """How long the stages took here, how many bytes were pulled for the version, and how it was coded and why."""
+    """How long the stages took here, how many bytes were pulled for the version, how it was coded and why, and what is
+    to become of replicas' caches where it is committed."""
 
     seconds: Seconds = Seconds()
     pulled_bytes: int = 0
     coder: str = ""
     coder_reason: str = ""
+    cache: Cache = ""
 
 
 class Notes:

@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
+import msgspec
 import structlog
 
-from deltad.client.messages import NextReply, PinReply, Step, VerifyReply, VersionInfo
+from deltad.client.messages import Cache, NextReply, PinReply, Step, VerifyReply, VersionInfo
 from deltad.daemon.applying import export_disk_delta
 from deltad.daemon.describe import describe, describe_step, pin_info
 from deltad.daemon.inverses import Inverses
@@ -33,9 +34,11 @@ from deltad.store.leases import READ_SECONDS
 from deltad.store.mirror import Mirror
 from deltad.store.pins import Pin
 from deltad.store.store import Store
-from deltad.types import Digest, RunId, Variant, Version
+from deltad.types import Digest, RunId, Variant, Version, parse_version
 
 log = structlog.get_logger()
+
+_STRICTER: tuple[Cache, ...] = ("keep", "", "new-requests-only", "reset")
 
 
 class Versions:
@@ -72,6 +75,9 @@ class Versions:
         self._mirrors: dict[str, Mirror] = {}
         self._inverses: dict[str, Inverses] = {}
         self._on_change = on_change
+        self._caches: dict[Version, Cache] = {}
+        self._coming: Cache = ""
+        """The cache policy of what is being published."""
         self.deeds: set[asyncio.Task[Any]] = set()
         """Publishes that are under way, and what follows them; a drain waits for them."""
 
@@ -111,6 +117,7 @@ class Versions:
     def note(self, version: Version, note: Note) -> None:
         """Remember what was measured about a version: when it was published here, or pulled."""
         self._notes.write(version, note)
+        self._caches[version] = note.cache
         self._described.pop(version, None)
 
     def forget_gone(self) -> bool:
@@ -119,11 +126,20 @@ class Versions:
         for version in gone:
             del self._described[version]
             self._notes.forget(version)
+            self._caches.pop(version, None)
         return bool(gone)
+
+    def named(self, text: str) -> Version:
+        """A version as people write it: without an epoch, the newest epoch that has it, or else the first."""
+        version = parse_version(text)
+        if "@" in text:
+            return version
+        held = (record.version for record in self.records.records())
+        return max((found for found in held if found.number == version.number), default=version)
 
     async def publish(self, origin: Origin, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
         """See `Origin.publish`. What has begun goes on to its end, whatever becomes of the caller."""
-        return await self._do(origin, lambda: origin.publish(directory, number, **how))
+        return await self._do(origin, lambda: origin.publish(directory, number, **how), how.get("cache", ""))
 
     async def publish_handed(
         self, origin: Origin, handed: Handed, number: int, **how: Unpack[PublishOptions]
@@ -131,8 +147,8 @@ class Versions:
         """See `Origin.publish_handed`, and `publish`."""
         return await self._do(origin, lambda: origin.publish_handed(handed, number, **how))
 
-    async def _do(self, origin: Origin, publish: Callable[[], Published]) -> Published:
-        deed = asyncio.create_task(self._publish(origin, publish))
+    async def _do(self, origin: Origin, publish: Callable[[], Published], cache: Cache = "") -> Published:
+        deed = asyncio.create_task(self._publish(origin, publish, cache))
         self._watch(deed)
         return await asyncio.shield(deed)
 
@@ -140,14 +156,16 @@ class Versions:
         self.deeds.add(deed)
         deed.add_done_callback(self.deeds.discard)
 
-    async def _publish(self, origin: Origin, publish: Callable[[], Published]) -> Published:
+    async def _publish(self, origin: Origin, publish: Callable[[], Published], cache: Cache) -> Published:
         async with self._publishing:
+            self._coming = cache
             published = await asyncio.to_thread(publish)
+            if not published.already:
+                note = Note(published.seconds, cache=cache)
+                if coding := published.coding:
+                    note = msgspec.structs.replace(note, coder=coding.mode, coder_reason=coding.reason)
+                self.note(published.record.version, note)
         if not published.already:
-            note = Note(published.seconds)
-            if published.coding:
-                note = Note(note.seconds, coder=published.coding.mode, coder_reason=published.coding.reason)
-            self.note(published.record.version, note)
             self._watch(asyncio.create_task(self._tidy(origin)))
         return published
 
@@ -216,7 +234,29 @@ class Versions:
         steps = () if served is None else self.way(variant, served, target)
         if steps is None:
             return None
-        return NextReply(target=str(target.version), steps=steps, reload=not steps)
+        cache = self._cache_between(served, target.version)
+        return NextReply(target=str(target.version), steps=steps, reload=not steps, cache=cache)
+
+    def set_cache(self, version: Version, cache: Cache) -> None:
+        """From now on replicas that commit a version treat their caches so."""
+        if self._cache_of(version) != cache:
+            self.note(version, msgspec.structs.replace(self._notes.read(version), cache=cache))
+
+    def _cache_between(self, served: Version | None, target: Version) -> Cache:
+        """The strictest policy of all versions that one commit brings."""
+        found = [self._cache_of(target)]
+        if served is not None:
+            passed = (record.version for record in self.records.records() if served < record.version < target)
+            found += (self._cache_of(version) for version in passed)
+        return max(found, key=_STRICTER.index)
+
+    def _cache_of(self, version: Version) -> Cache:
+        if version not in self._caches:
+            note = self._notes.read(version)
+            if note == Note() and self._publishing.locked():
+                return self._coming  # its note is not written yet
+            self._caches[version] = note.cache
+        return self._caches[version]
 
     def way(self, variant: Variant, served: Version, target: VersionRecord) -> tuple[Step, ...] | None:
         """The deltas that lead from what is served to `target`, backwards too; none where it must be loaded whole.

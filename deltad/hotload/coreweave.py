@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 from aiohttp import hdrs, web
 
+from deltad.client.messages import Cache
 from deltad.errors import (
     CheckpointError,
     ConflictError,
@@ -44,7 +45,7 @@ _TYPES = ("UNSPECIFIED", "FULL", "INCREMENTAL")
 _COMPRESSIONS = ("UNSPECIFIED", "ZSTD")
 _CHECKSUMS = ("UNSPECIFIED", "ADLER32")
 _CACHES = ("UNSPECIFIED", "RESET_ALL", "PRESERVE")
-_CACHE_POLICIES = {"UNSPECIFIED": "", "RESET_ALL": "reset", "PRESERVE": "keep"}
+_CACHE_POLICIES: Mapping[str, Cache] = {"UNSPECIFIED": "", "RESET_ALL": "reset", "PRESERVE": "keep"}
 _STATES = {
     LoadState.PENDING: "HOT_LOAD_STATE_PENDING",
     LoadState.IN_PROGRESS: "HOT_LOAD_STATE_IN_PROGRESS",

@@ -20,6 +20,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from deltad.checkpoint.disk_delta.checksums import Checksum
+from deltad.client.messages import Cache
 from deltad.errors import (
     ConflictError,
     DeltadError,
@@ -40,7 +41,7 @@ _DEPLOYMENT = "fireworks-deployment"
 _SOURCE = "x-fireworks-hot-load-source-url"
 _COMPRESSIONS = ("", "zstd", "arc_v2")
 """Names that are taken. What counts is the layout of the files themselves: theirs is private, and not read here."""
-_CACHE_POLICIES: Mapping[bool | str, str] = {
+_CACHE_POLICIES: Mapping[bool | str, Cache] = {
     True: "reset",
     False: "keep",
     "all": "reset",
@@ -112,7 +113,7 @@ class Fireworks:
         if (wanted := body.reset_prompt_cache) is not None and wanted not in _CACHE_POLICIES:
             expected = "a boolean, all, none or new_session"
             raise UsageError("reset_prompt_cache", expected=expected, found=repr(wanted)[:80])
-        cache = "" if wanted is None else _CACHE_POLICIES[wanted]
+        cache: Cache = "" if wanted is None else _CACHE_POLICIES[wanted]
         active = loads.ledger.active
         if active is None or (active.identity, active.base) != (identity, base or ""):
             active = await loads.begin(f"fw-{uuid.uuid4()}", identity, base, cache=cache, by=caller.name)

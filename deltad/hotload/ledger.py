@@ -11,6 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
+from deltad.client.messages import Cache
 from deltad.errors import PreconditionError, UsageError
 
 MOST_DELTAS = 128
@@ -68,7 +69,7 @@ class Load(msgspec.Struct, frozen=True):
     files: dict[str, tuple[int, str]]
     created: float
     updated: float
-    cache: str = ""
+    cache: Cache = ""
     by: str = ""
     state: LoadState = LoadState.PENDING
     finished: float = 0.0

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 import msgspec
 import structlog
 
-from deltad.client.messages import PROVEN, ReplicaReport, ReplicaState
+from deltad.client.messages import PROVEN, Cache, ReplicaReport, ReplicaState
 from deltad.errors import DeltadError, IntegrityError, PreconditionError, UnavailableError, UsageError
 from deltad.hotload.ledger import Ledger, Load, LoadState, ReplicaLoad, ReplicaStatus
 from deltad.hotload.snapshots import Snapshot, fetch, look
@@ -42,11 +42,14 @@ class Deeds(Protocol):
     announcements: Announcements
     limits: Limits
 
-    async def publish(self, directory: Path, identity: str, base: str, cache: str) -> str:
+    async def publish(self, directory: Path, identity: str, base: str, cache: Cache) -> str:
         """Publish a snapshot's directory; the version that it became. `base`: the version that a delta applies to."""
 
-    async def lead(self, version: str, by: str) -> None:
-        """Lead the fleet to a version that is held. Raises PreconditionError while somebody else holds it elsewhere."""
+    async def lead(self, version: str, by: str, cache: Cache = "") -> None:
+        """Lead the fleet to a version that is held, `cache` being for whoever commits it from here on.
+
+        Raises PreconditionError while somebody else holds it elsewhere.
+        """
 
     def check_free(self) -> None:
         """Raises PreconditionError while the fleet is held at a version by somebody else."""
@@ -111,7 +114,7 @@ class HotLoads:
         """What lies in the bucket under an identity. Raises what `snapshots.look` raises."""
         return await look(self.bucket, identity, limits=self._deeds.limits)
 
-    async def begin(self, load_id: str, identity: str, base: str | None, *, cache: str = "", by: str = "") -> Load:
+    async def begin(self, load_id: str, identity: str, base: str | None, *, cache: Cache = "", by: str = "") -> Load:
         """Begin a load, or find the one that this id began. `base` is None for a full snapshot.
 
         Raises PreconditionError, UsageError, and what `look` raises; then nothing has changed.
@@ -206,7 +209,7 @@ class HotLoads:
                 self._ready.clear()
                 version = load.version or await self._version(load)
                 load = await self._change(lambda ledger: ledger.change(load, self._clock(), version=version))
-                await self._deeds.lead(version, load.by)
+                await self._deeds.lead(version, load.by, load.cache)
                 failed = await self._followed(version)
         except TimeoutError:
             await self._end(load, LoadState.FAILED, f"not all replicas were verified within {self._timeout:g} s")

@@ -137,7 +137,9 @@ class StageExport:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Make what is staged live."""
+    """Make what is staged live. `cache` says what becomes of cached keys and values; empty: as the engine would."""
+
+    cache: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +280,7 @@ class Activation:
         self._failures = 0
         self._target: Version | None = None
         self._whole = False
+        self._cache = ""
         self._given_up: Version | None = None
         self._declined = 0
 
@@ -293,7 +296,7 @@ class Activation:
                 self._move(Cause.STAGED)
                 self._staged = Serving(version, root)
                 self._seconds = Seconds(stage=seconds)
-                return self._report(), Commit()
+                return self._report(), Commit(self._cache)
             case StageFailed(error):
                 self._move(Cause.STAGE_FAILED)
                 return self._failed(error)
@@ -365,7 +368,7 @@ class Activation:
             return self._failed(str(error))
         self._move(Cause.OFFER_TAKEN)
         self._resting = resting
-        self._target, self._whole = target, reply.reload
+        self._target, self._whole, self._cache = target, reply.reload, reply.cache
         self._declined = 0
         self._seconds = Seconds()
         return self._report(), StageExport(target) if reply.reload else StageSteps(reply.steps)

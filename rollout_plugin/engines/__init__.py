@@ -130,8 +130,8 @@ class Engine(Protocol):
     def pause(self) -> AbstractContextManager[None]:
         """Wait for the running step, and hold the next ones until the end; requests keep their caches."""
 
-    def flip(self, version: Version) -> None:
-        """All tokens from here on are this version's; caches of older ones go as the engine's policy says.
+    def flip(self, version: Version, cache: str = "") -> None:
+        """All tokens from here on are this version's; caches of older ones go as `cache` says, or the engine's policy.
 
         Within `pause` alone. An engine that could not do it raises, and its version is the one before.
         """

@@ -81,6 +81,8 @@ class TransformersEngine:
         self.version = version
         self.model = model.train(False).requires_grad_(False)
         self._gate = Gate()
+        self.resets = 0
+        """Commits after which no step may read keys and values from before."""
         self._vocabulary = int(model.config.vocab_size)
         self._longest = int(getattr(model.config, "max_position_embeddings", 1 << 20))
         self._ends = _end_tokens(model)
@@ -88,8 +90,10 @@ class TransformersEngine:
     def pause(self) -> AbstractContextManager[None]:
         return self._gate.hold()
 
-    def flip(self, version: Version) -> None:
+    def flip(self, version: Version, cache: str = "") -> None:
         self.version = version
+        if cache == "reset":
+            self.resets += 1
 
     def fence(self, reason: str) -> None:
         self._gate.fence(reason)
@@ -113,17 +117,22 @@ class TransformersEngine:
         self._check(prompt_ids, at_least=1)
         check_sampling(len(prompt_ids), sampling, longest=self._longest)
         drawn = _Draw(sampling, self._ends, listener)
-        inputs, cache = torch.tensor([list(prompt_ids)]), None
+        inputs = so_far = torch.tensor([list(prompt_ids)])
+        cache, resets = None, self.resets
         while not drawn.over:
             with self._gate.step(), torch.inference_mode():
+                if resets != self.resets:
+                    inputs, cache, resets = so_far, None, self.resets
                 output = self.model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
                 version = self.version
                 logits = output.logits[:, -1].float()
-                if cache is None:  # the prompt was read once, for all samples
+                if cache is None:
                     cache = output.past_key_values
-                    cache.batch_repeat_interleave(sampling.n)
-                    logits = logits.expand(sampling.n, -1)
+                    if len(inputs) < sampling.n:  # the prompt was read once, for all samples
+                        cache.batch_repeat_interleave(sampling.n)
+                        logits = logits.expand(sampling.n, -1)
                 inputs = drawn.next(logits, version)
+                so_far = torch.cat([so_far.expand(sampling.n, -1), inputs], dim=1)
         return drawn.samples()
 
     def _check(self, token_ids: Sequence[int], *, at_least: int) -> None:

@@ -46,7 +46,7 @@ class Daemon:
         self.published.append((identity, base, cache))
         return f"v{len(self.published):06d}"
 
-    async def lead(self, version: str, by: str) -> None:
+    async def lead(self, version: str, by: str, cache: str = "") -> None:
         self.led.append(version)
 
     def check_free(self) -> None:

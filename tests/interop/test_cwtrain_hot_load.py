@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
+from deltad.client.messages import ExportRequest
 from tests.interop.peers import needs_peers, run_peer
 from tests.interop.site import DEPLOYMENT, HERE, Site
+from tests.kit.checkpoints import read_checkpoint
 
 pytestmark = needs_peers
 
@@ -139,7 +142,7 @@ def test_what_cannot_be_loaded_is_refused_in_errors_that_the_client_knows(site: 
     served(site, "two")
 
 
-def test_a_load_waits_for_the_one_before_is_canceled_and_asked_for_twice(site: Site) -> None:
+def test_a_load_waits_for_the_one_before_is_canceled_asked_for_twice_and_outlives_a_kill(site: Site) -> None:
     one, two = site.next_state("one"), site.next_state("two")
     # No replica: what is begun stays under way.
     again = {"identity": "one", "hot_load_id": "11111111-1111-4111-8111-111111111111", "wait_for_active": False}
@@ -158,7 +161,42 @@ def test_a_load_waits_for_the_one_before_is_canceled_and_asked_for_twice(site: S
     assert found[5]["hotLoad"]["status"]["state"] == "HOT_LOAD_STATE_CANCELED"
     assert "error" not in found[6], found[6]
     assert found[6]["state"] in {"PENDING", "IN_PROGRESS"}
+    # A daemon that is killed meanwhile goes on with it.
+    site.daemon.kill()
+    site.daemon.start()
     site.start_replica()
     (ended,) = site.cwtrain(("wait", {"hot_load_id": found[6]["id"]}))
     assert ended["state"] == "COMPLETED"
     served(site, "two")
+
+
+def test_its_hook_for_slime_and_miles_publishes_their_directories_and_cuts_the_chain(site: Site) -> None:
+    site.start_replica()
+    states = [site.next_state(name) for name in ("hf", "one", "two", "three")]
+    disk = site.home / "deltas"
+    disk.mkdir()
+    versions = []
+    for number, (old, new) in enumerate(pairwise(states), 1):
+        versions.append(disk / f"weight_v{number:06d}")
+        site.delta(old, new, f"{number:06d}", f"{number - 1:06d}").rename(versions[-1])
+    settings = {
+        "COREWEAVE_API_URL": site.url,
+        "CWTRAIN_HOTLOAD_DEPLOYMENT_ID": DEPLOYMENT,
+        "CWTRAIN_HOTLOAD_RUN_ID": "run-7",
+        "CWTRAIN_HOTLOAD_FULL_EVERY": "3",
+        "CWTRAIN_HOTLOAD_VERIFY": "1",
+        "CWTRAIN_HOTLOAD_PROMPT_CACHE_POLICY": "reset_all",
+    }
+    run_peer(HERE / "slime_hook.py", states[0], disk, *versions, env={**site.environment(), **settings})
+    (loads,) = site.cwtrain(("request", {"method": "GET", "path": "/v1alpha1/inference/hotLoads"}))
+    told = [(load["spec"]["identity"], load["spec"]["type"], load["status"]["state"]) for load in loads["hotLoads"]]
+    assert told == [
+        ("run-7-v000003", "SNAPSHOT_TYPE_FULL", "HOT_LOAD_STATE_COMPLETED"),
+        ("run-7-v000002", "SNAPSHOT_TYPE_INCREMENTAL", "HOT_LOAD_STATE_COMPLETED"),
+        ("run-7-v000001", "SNAPSHOT_TYPE_INCREMENTAL", "HOT_LOAD_STATE_COMPLETED"),
+        ("run-7-v000000", "SNAPSHOT_TYPE_FULL", "HOT_LOAD_STATE_COMPLETED"),
+    ]
+    assert served(site, "run-7-v000003") == "v000003"
+    whole = site.home / "whole"
+    site.daemon.client.export("policy", ExportRequest(version="v000003", directory=str(whole)))
+    assert read_checkpoint(whole).equals(site.state)

@@ -122,6 +122,8 @@ def test_the_replica_that_lags_is_told_first_and_a_second_load_is_refused_meanwh
         ("hotload_check_status", {}),
     )
     assert found[0]["hot_load_id"] == found[1]["hot_load_id"], "asked for again, it is the same load"
+    offered = site.daemon.client.next("r0-behind", wait=30)
+    assert (offered.target, offered.cache) == ("v000001", "reset"), "the SDK resets prompt caches unless told otherwise"
     assert found[2]["status"] == 409
     assert "already in progress" in found[2]["body"]["error"]["message"]
     assert found[3]["done"] is False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -201,3 +202,40 @@ def test_the_gate_is_held_only_once_the_running_step_has_ended_and_then_keeps_al
     for thread in threads:
         thread.join()
     assert order == ["the running step ends", "held", "released", "the next step"]
+
+
+class Swapping:
+    """A listener at whose third token the weights are about to be swapped, the caches as `cache` says."""
+
+    gone = False
+
+    def __init__(self, engine: TransformersEngine, cache: str) -> None:
+        self._engine, self._cache = engine, cache
+        self._tokens = 0
+        self.thread = threading.Thread(target=self._swap)
+
+    def took(self, row: int, tokens: Sequence[int], logprobs: Sequence[float], version: Version) -> None:
+        self._tokens += 1
+        if self._tokens == 3:
+            self.thread.start()
+
+    def _swap(self) -> None:
+        with self._engine.pause(), torch.no_grad():
+            for parameter in self._engine.model.parameters():
+                parameter.mul_(1.3)
+            self._engine.flip(Version(1, 1), self._cache)
+
+
+@pytest.mark.parametrize(("cache", "anew"), [("reset", True), ("keep", False), ("", False)])
+def test_after_a_commit_that_resets_caches_no_token_is_sampled_over_older_keys(
+    engine: TransformersEngine, cache: str, anew: bool
+) -> None:
+    swapping = Swapping(engine, cache)
+    (sample,) = engine.generate(PROMPT, Sampling(max_new_tokens=150, temperature=0, seed=5), swapping)
+    swapping.thread.join()
+    first = sample.versions.index(Version(1, 1))
+    assert first >= 3
+    # All of the sequence, read by the new weights alone.
+    scored = engine.logprobs([*PROMPT, *sample.token_ids]).logprobs[len(PROMPT) - 1 :]
+    after = [abs(one - other) for one, other in zip(sample.logprobs[first:], scored[first:], strict=True)]
+    assert (max(after) < 0.1) is anew, after

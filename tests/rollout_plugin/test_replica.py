@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -51,6 +52,19 @@ def test_ten_versions_in_place_leave_the_same_bits_as_a_fresh_load(
     assert replica.engine.logprobs(PROMPT) == fresh.logprobs(PROMPT)
     assert {name: p.data_ptr() for name, p in replica.engine.model.named_parameters()} == addresses
     assert len(region.exports) == 1
+
+
+def test_what_whoever_publishes_says_of_caches_reaches_the_commit(region: Region, start_replica: StartReplica) -> None:
+    replica = start_replica()
+    region.await_verified(region.history[0])
+    region.await_verified(region.publish_changed(seed=1))
+    assert replica.engine.resets == 0
+    region.offers = lambda reply: None if reply is None else msgspec.structs.replace(reply, cache="reset")
+    region.await_verified(region.publish_changed(seed=2))
+    assert replica.engine.resets == 1
+    region.offers = lambda reply: None if reply is None else msgspec.structs.replace(reply, cache="keep")
+    region.await_verified(region.publish_changed(seed=3))
+    assert replica.engine.resets == 1
 
 
 def test_the_export_that_a_replica_loaded_keeps_its_bytes_while_versions_pass(

@@ -116,7 +116,7 @@ class VllmEngine:
         self.version = version
         self._ends = list(ends)
         self._policy = cache
-        self._salt = uuid.uuid4().hex
+        self._salt = "" if cache is CachePolicy.KEEP else uuid.uuid4().hex
         self._flips = 0
         self._gate = Gate()
         self._holder: int | None = None
@@ -147,13 +147,14 @@ class VllmEngine:
     def pause(self) -> AbstractContextManager[None]:
         return self._hold()
 
-    def flip(self, version: Version) -> None:
-        if self._policy is CachePolicy.RESET:
+    def flip(self, version: Version, cache: str = "") -> None:
+        policy = CachePolicy(cache) if cache else self._policy
+        if policy is CachePolicy.RESET:
             # Those in flight give their blocks back and compute them anew; without that vLLM keeps all and says no.
             if not self.engine.reset_prefix_cache(reset_running_requests=True):
                 raise ReplicaError("prefix cache", expected="it empty after a reset", found="blocks that are in use")
             self.engine.reset_encoder_cache()
-        elif self._policy is CachePolicy.NEW_REQUESTS_ONLY:
+        elif policy is CachePolicy.NEW_REQUESTS_ONLY:
             # Of the commit and not of the version: one that is rolled back to must not find blocks of its past either.
             self._salt = uuid.uuid4().hex
         self._flips += 1
@@ -250,7 +251,7 @@ class VllmEngine:
             waiting, self._waiting = self._waiting, []
         for request in waiting:
             prompt = TokensPrompt(prompt_token_ids=request.prompt)
-            if self._policy is not CachePolicy.KEEP:
+            if self._salt:
                 prompt["cache_salt"] = self._salt
             name = self.engine.add_request(uuid.uuid4().hex, prompt, request.params)
             self._running[name] = request

@@ -89,7 +89,7 @@ def manifest_facts(manifest: Manifest) -> Facts:
         ),
         ("coders", ", ".join(coder_name(coder) for coder in manifest.coders) or "none"),
         ("format", f"{manifest.format}, readers of {manifest.least_reader} and later"),
-        ("signed by", manifest.key_id or "nobody"),
+        ("signed by", manifest.key_id or "no key of its own; a record that names it vouches for it"),
     ]
     return Facts("manifest", rows)
 

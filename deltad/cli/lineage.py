@@ -136,7 +136,10 @@ def forks(ascending: Sequence[VersionInfo]) -> dict[str, str]:
         # The parent may be a version of another run, which none of these is after.
         parent = parse_version(info.parent) if info.parent and "/" not in info.parent else None
         missing = ", which is not held here" if parent is not None and info.parent not in held else ""
-        if before and version.epoch > before[-1].epoch:
+        if before and parent is not None and version.epoch == parent.epoch > before[-1].epoch:
+            opened = f"epoch {version.epoch} opened with versions that are not held here"
+            notes[info.version] = f"{opened}; goes on from {info.parent}"
+        elif before and version.epoch > before[-1].epoch:
             left = sum(parent is None or old > parent for old in before if old.epoch == before[-1].epoch)
             behind = f", leaving {count(left, 'version')} behind" if left else ""
             notes[info.version] = f"epoch {version.epoch} opens here, from {info.parent or 'nothing'}{missing}{behind}"

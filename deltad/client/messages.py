@@ -153,7 +153,8 @@ class RunReport(msgspec.Struct, frozen=True):
     """A run at one daemon: its newest durable version, what it is doing, and its replicas.
 
     `versions` are the newest few that it holds, in ascending order. `target` is there while its fleet is held
-    at a version, and does not follow the newest.
+    at a version, and does not follow the newest. `awaits` names the version of another run that the run forks, where
+    nothing but that one leads to what upstreams have, and it is not held.
     """
 
     latest: str = ""
@@ -161,6 +162,7 @@ class RunReport(msgspec.Struct, frozen=True):
     replicas: tuple[ReplicaReport, ...] = ()
     versions: tuple[VersionInfo, ...] = ()
     target: Target | None = None
+    awaits: str = ""
 
     def is_at_target(self, replica: ReplicaReport) -> bool:
         """Whether one of its replicas is known to serve what it should: the version held at, or the newest."""

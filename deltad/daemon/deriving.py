@@ -204,19 +204,22 @@ def _readers(view: FleetView, newest: VersionRecord, variant: str) -> list[Reade
     """Who holds which version of a run, as far as it is known, and where it is led; those who are alike together."""
     run = RunId(newest.run)
     own, *below = [region for region in view.regions if region.fresh]
-    held = [("region", region.report.runs[run].latest, "") for region in below]
+    held = [("region", region.report.runs[run].latest, "", bool(region.report.runs[run].awaits)) for region in below]
     for region in (own, *below):
         report = region.report.runs[run]
         target = report.target.version if report.target else ""
-        held += [("replica", replica.version, target) for replica in report.replicas if replica.variant == variant]
+        held += [
+            ("replica", replica.version, target, False) for replica in report.replicas if replica.variant == variant
+        ]
     return [
         Reader(
             f"{count} {kind}s" if count > 1 else f"a {kind}",
             VersionId(run, parse_version(version)) if version else None,
             VersionId(run, parse_version(target)) if target else newest.id,
             count,
+            alone=alone,
         )
-        for (kind, version, target), count in Counter(held).items()
+        for (kind, version, target, alone), count in Counter(held).items()
     ]
 
 

@@ -34,7 +34,7 @@ from deltad.protocol.assembly import Arrangement, Session, Share, Step, Territor
 from deltad.protocol.mode import ModeChoice
 from deltad.store.disk import remove_tree
 from deltad.store.store import Store
-from deltad.types import RunId, Version, VersionId, parse_version
+from deltad.types import RunId, Version, VersionId
 
 log = structlog.get_logger()
 
@@ -61,6 +61,12 @@ class Publishes(Protocol):
     ) -> PublishReply:
         """See `Node.publish_checkpoint`."""
 
+    def refused(self, run: RunId, error: DeltadError) -> None:
+        """What ranks handed over made no version."""
+
+    def named(self, run: RunId, text: str) -> Version:
+        """A version as people write it."""
+
     async def publish_handed(
         self, run: RunId, handed: Handed, number: int, **how: Unpack[PublishOptions]
     ) -> PublishReply:
@@ -69,8 +75,12 @@ class Publishes(Protocol):
 
 @dataclass(slots=True)
 class _Work:
-    """A step of a session: where its whole shares go, and what all who delivered wait for."""
+    """A step of a session: where its whole shares go, and what all who delivered wait for.
 
+    `coding` is what the ranks were told.
+    """
+
+    run: RunId
     step: Step
     done: asyncio.Future[HandOverReply]
     coding: ModeChoice
@@ -92,6 +102,8 @@ class HandOvers:
         self._step_seconds = step_seconds
         self._sessions: dict[RunId, dict[str, Session]] = {}
         self._works: dict[int, _Work] = {}
+        self._told: dict[str, ModeChoice] = {}
+        """How the ranks of each session were told to code what they hand over next."""
         self._arrived = asyncio.Condition()
 
     async def join(self, run: RunId, request: JoinRequest) -> JoinReply:
@@ -101,6 +113,9 @@ class HandOvers:
         async with self._arrived:
             try:
                 session.join(request, limits=self._store.limits)
+            except DeltadError as error:
+                self._publishes.refused(run, error)
+                raise
             finally:
                 self._arrived.notify_all()
             wait = min(max(request.wait, 0.0), self._store.limits.long_poll_seconds)
@@ -122,7 +137,7 @@ class HandOvers:
             layout=session.arrangement.layout.encode(),
             owned=session.arrangement.owned[request.rank],
             latest=self._publishes.latest(run),
-            mode=self._publishes.coding(run).mode,
+            mode=self._told.setdefault(session.name, self._publishes.coding(run)).mode,
         )
 
     def _session(self, run: RunId, request: JoinRequest) -> Session:
@@ -134,7 +149,8 @@ class HandOvers:
             session = Session(request.session, request.world)
         sessions[request.session] = session  # the last one is the newest
         while len(sessions) > SESSIONS:
-            del sessions[next(iter(sessions))]
+            self._told.pop(oldest := next(iter(sessions)), None)
+            del sessions[oldest]
         return session
 
     async def hand_over(
@@ -182,7 +198,8 @@ class HandOvers:
         if step is not before:
             if before is not None and (left := self._works.get(id(before))):
                 self._fail(session, left, session.given_up(before), head.rank)
-            work = _Work(step, asyncio.get_running_loop().create_future(), self._publishes.coding(run))
+            coding = self._told.get(session.name) or self._publishes.coding(run)
+            work = _Work(run, step, asyncio.get_running_loop().create_future(), coding)
             work.until.enter_context(
                 self._store.leases.work(f"step {head.number} of session {session.name} ({uuid.uuid4().hex[:8]})")
             )
@@ -255,13 +272,14 @@ class HandOvers:
         how: PublishOptions = {"identity": head.identity, "epoch": head.epoch, "new_epoch": head.new_epoch}
         if work.writer is not None:
             if head.resume_from:
-                how["begin_from"] = VersionId(run, parse_version(head.resume_from))
+                how["begin_from"] = VersionId(run, self._publishes.named(run, head.resume_from))
             await asyncio.to_thread(_finish, work.writer, self._arrangement(session))
             reply = await self._publishes.publish_checkpoint(run, work.writer.directory, head.number, **how)
         else:
             how["coding"] = work.coding
             reply = await self._publishes.publish_handed(run, self._handed(session, work), head.number, **how)
-        return HandOverReply(reply.version, reply.already, self._publishes.coding(run).mode)
+        told = self._told[session.name] = self._publishes.coding(run)
+        return HandOverReply(reply.version, reply.already, told.mode)
 
     def _handed(self, session: Session, work: _Work) -> Handed:
         arrangement = self._arrangement(session)
@@ -311,6 +329,7 @@ class HandOvers:
             )
             work.done.set_exception(said)
             work.done.exception()  # it may be that nobody else waits
+            self._publishes.refused(work.run, said)
             log.warning("handover_failed", session=session.name, step=work.step.head.number, rank=rank, error=str(said))
 
     def _end(self, session: Session, work: _Work) -> None:

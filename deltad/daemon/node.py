@@ -11,6 +11,7 @@ import shutil
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
@@ -45,6 +46,7 @@ from deltad.config import Config
 from deltad.daemon.buckets import Twins, bucket_puller, make_pacer
 from deltad.daemon.chores import Chores
 from deltad.daemon.deriving import Deriving
+from deltad.daemon.fencing import WatchFence
 from deltad.daemon.handing import HandOvers
 from deltad.daemon.heartbeats import Heartbeats
 from deltad.daemon.hotloads import make_hot_loads
@@ -63,7 +65,7 @@ from deltad.delta.backend.fallback import Switch
 from deltad.delta.keys import PublicKey
 from deltad.delta.record import VersionRecord
 from deltad.delta.threads import default_threads
-from deltad.errors import NotFoundError, UsageError
+from deltad.errors import DeltadError, NotFoundError, UsageError
 from deltad.figures import size
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.local.fleet import Fleet, Standing
@@ -126,6 +128,9 @@ class Node:
         """Parts that are not well now, each with the reason, for readiness."""
         self.remarks = Remarks()
         self.activities: dict[RunId, str] = {}
+        self.fences = {watch.run: WatchFence(store.run(watch.run), watch) for watch in config.watches}
+        for fence in self.fences.values():
+            fence.settle()
         self._cadences: dict[RunId, Cadence] = {}
         self._runs: dict[RunId, Versions] = {}
         self._origins: dict[RunId, Origin] = {}
@@ -219,10 +224,17 @@ class Node:
     ) -> PublishReply:
         """Publish and tell everyone. Raises what `Origin.publish` raises."""
         versions = self.versions_of(run)
+        fence = self.fences.get(run)
         try:
             self.activities[run] = f"encoding {directory.name}"
             how = {"coding": self.coding(run), **how}
+            if fence is not None and fence.holds(directory):
+                how["opens"] = fence.opens
             published = await versions.publish(self.origin(run), directory, number, **how)
+        except DeltadError:
+            if fence is not None:
+                await asyncio.to_thread(fence.settle)
+            raise
         finally:
             self.activities.pop(run, None)
         return self._on_published(versions, published)
@@ -233,6 +245,15 @@ class Node:
         """Publish what ranks handed over, and tell everyone. Raises what `Origin.publish_handed` raises."""
         versions = self.versions_of(run)
         return self._on_published(versions, await versions.publish_handed(self.origin(run), handed, number, **how))
+
+    def refused(self, run: RunId, error: DeltadError) -> None:
+        """What was to be published made no version: counted, and told in the status until there is a newer one."""
+        self.metrics.checkpoint_refused(run, error)
+        self.remarks.refused(run, error, self.latest(run))
+
+    def named(self, run: RunId, text: str) -> Version:
+        """See `Versions.named`."""
+        return self.versions_of(run).named(text)
 
     def latest(self, run: RunId) -> Version | None:
         """The newest version of a run that is held or declared."""
@@ -285,7 +306,7 @@ class Node:
         if number < 0:
             raise UsageError(f"version number {number}", expected="0 or more")
         how: PublishOptions = {"identity": request.identity, "new_epoch": request.new_epoch, "epoch": request.epoch}
-        if (base := _begins_from(run, request)) is not None:
+        if (base := _begins_from(run, request, self.versions_of(run).named)) is not None:
             how["begin_from"] = base
         return await self.publish_checkpoint(run, directory, number, **how)
 
@@ -420,9 +441,14 @@ class Node:
 
     def standings(self) -> dict[RunId, Standing]:
         """What this daemon holds of each run and is doing about it."""
-        return {
+        found = {
             run: Standing(self.versions_of(run).all(), self._activity(run), self._target(run)) for run in self.runs()
         }
+        awaited = {run: base for puller in self.pullers for run, base in puller.awaited().items()}
+        for run, base in awaited.items():
+            if not (known := found.get(run, Standing())).versions:
+                found[run] = replace(known, awaits=str(base))
+        return found
 
     def region_report(self) -> RegionReport:
         """The next report to send upstream."""
@@ -523,14 +549,14 @@ def _no_baseline(record: VersionRecord) -> None:
     """Where a run is not published, no checkpoint is kept."""
 
 
-def _begins_from(run: RunId, request: PublishRequest) -> VersionId | None:
-    """The version from which a publish opens an epoch or forks. Raises UsageError."""
+def _begins_from(run: RunId, request: PublishRequest, named: Callable[[str], Version]) -> VersionId | None:
+    """The version from which a publish opens an epoch or forks; `named` finds one of the run. Raises UsageError."""
     if sum((request.new_epoch, bool(request.resume_from), request.fork_from is not None)) > 1:
         raise UsageError("a publish", expected="one of new_epoch, resume_from and fork_from", found="several")
     if request.epoch < 0:
         raise UsageError(f"epoch {request.epoch}", expected="0 or more")
     if request.resume_from:
-        return VersionId(run, parse_version(request.resume_from))
+        return VersionId(run, named(request.resume_from))
     if request.fork_from is None:
         return None
     base = VersionId(parse_run(request.fork_from.run), parse_version(request.fork_from.version))

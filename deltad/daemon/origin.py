@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,7 +74,7 @@ class PublishOptions(TypedDict, total=False):
     epoch instead of being refused; those that were published before do not. `if_changed`: weights equal to the
     newest version's are that version again. `settle`: seconds that the checkpoint was waited for. `coding`: how a
     delta is to be coded. `delta_base`: the version that a disk-delta applies to, whatever it calls it. `cache`: what is
-    to become of replicas' caches.
+    to become of replicas' caches. `opens` is told of an epoch that is about to be opened, before it is visible.
     """
 
     identity: str
@@ -87,6 +87,7 @@ class PublishOptions(TypedDict, total=False):
     coding: ModeChoice
     delta_base: Version
     cache: Cache
+    opens: Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,8 @@ class Origin:
             if how.get("if_changed") and latest is not None and _same_variants(record, latest):
                 return Published(latest, already=True, seconds=Seconds())
             record = sign(record, self._key) if self._key else record
+            if latest is not None and version.epoch > latest.version.epoch and (opens := how.get("opens")):
+                opens(version.epoch)
             self._run.commit(record.encode())
             keep_baseline(checkpoint, self._baseline, str(version), files=self._store.files)
         seconds = Seconds(settle=how.get("settle", 0.0), encode=time.monotonic() - started)

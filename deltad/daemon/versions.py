@@ -34,7 +34,7 @@ from deltad.store.leases import READ_SECONDS
 from deltad.store.mirror import Mirror
 from deltad.store.pins import Pin
 from deltad.store.store import Store
-from deltad.types import Digest, RunId, Variant, Version
+from deltad.types import Digest, RunId, Variant, Version, parse_version
 
 log = structlog.get_logger()
 
@@ -128,6 +128,14 @@ class Versions:
             self._notes.forget(version)
             self._caches.pop(version, None)
         return bool(gone)
+
+    def named(self, text: str) -> Version:
+        """A version as people write it: without an epoch, the newest epoch that has it, or else the first."""
+        version = parse_version(text)
+        if "@" in text:
+            return version
+        held = (record.version for record in self.records.records())
+        return max((found for found in held if found.number == version.number), default=version)
 
     async def publish(self, origin: Origin, directory: Path, number: int, **how: Unpack[PublishOptions]) -> Published:
         """See `Origin.publish`. What has begun goes on to its end, whatever becomes of the caller."""

@@ -114,6 +114,7 @@ async def _publish(node: Node, config: WatchConfig, candidate: Candidate) -> Non
                 config.run,
                 candidate.directory,
                 _number(node, config, candidate),
+                epoch=node.fences[config.run].epoch,
                 epoch_on_conflict=config.on_conflict == "new_epoch",
                 if_changed=candidate.counted,
                 settle=candidate.settle,

@@ -44,11 +44,15 @@ _TEXT = 500
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What this daemon itself holds of a run, in ascending order, what it is doing about it, and where it is held."""
+    """What this daemon itself holds of a run, in ascending order, what it is doing about it, and where it is held.
+
+    `awaits`: see `RunReport`.
+    """
 
     versions: Sequence[VersionInfo] = ()
     activity: str = ""
     target: Target | None = None
+    awaits: str = ""
 
 
 @dataclass(slots=True)
@@ -321,6 +325,7 @@ class Fleet:
                 ),
                 versions=tuple(standing.versions[-REPORTED_VERSIONS:]),
                 target=standing.target,
+                awaits=standing.awaits,
             )
         return reports
 

@@ -120,8 +120,15 @@ class Pull:
         self._wake: float | None = None
         self._awaited: frozenset[VersionId] = frozenset()
         """Versions of other runs that forks start from, where nothing else leads on."""
+        self._asks_again_at: float | None = None
+        """When the peer is asked again whether anything else leads on, while something is awaited."""
 
     # What is known.
+
+    @property
+    def awaits(self) -> VersionId | None:
+        """The version of another run that a fork starts from, where nothing else leads on and it is not held."""
+        return min(self._awaited, default=None)
 
     @property
     def newest_sequence(self) -> int:
@@ -332,6 +339,10 @@ class Pull:
         if any(self._holdings.elsewhere(base) is not None for base in self._awaited):
             self.problem = None
             self._stale = True
+        if self._asks_again_at is not None and now >= self._asks_again_at:
+            self._asks_again_at = None
+            self._hints.ask_again()  # it is told what is awaited, and may have cut an anchor
+            self._stale = True
         if self._stale:
             self._stale = False
             self._choose_ways(now)
@@ -341,7 +352,10 @@ class Pull:
             decisions += self._ask_objects(version, now)
         decisions += self._commit_next(now)
         if self._awaited:
-            self._wake_at(now + self._policy.longest_delay)  # another run brings them; nobody may tell us
+            # Another run brings them, or an anchor is cut; nobody may tell us.
+            if self._asks_again_at is None:
+                self._asks_again_at = now + self._policy.longest_delay
+            self._wake_at(self._asks_again_at)
         decisions.append(Wait(self._wake))
         return tuple(decisions)
 
@@ -577,8 +591,7 @@ class Pull:
 
     def _first_awaited(self) -> NotFoundError | None:
         """What a fork starts from, where nothing else leads to it and that is not held."""
-        base = min(self._awaited, default=None)
-        if base is None:
+        if (base := self.awaits) is None:
             return None
         return NotFoundError(
             f"{self.peer}: {VersionId(self.run, min(self._seen))}",

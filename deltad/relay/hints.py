@@ -6,6 +6,8 @@ an answer is refused as a whole if any of it is malformed.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 
 from deltad.delta.manifest import EdgeKind
@@ -14,6 +16,7 @@ from deltad.errors import FormatError, LimitError, NotFoundError
 from deltad.limits import DEFAULT_LIMITS, Limits
 from deltad.protocol.hints import Hint
 from deltad.relay.wire import dotted, parse_dotted
+from deltad.store.path import Hop
 from deltad.store.runs import RunStore
 from deltad.types import Version, parse_digest, parse_variant
 
@@ -50,12 +53,14 @@ def offer(run: RunStore, after: Version | None) -> EdgeHints:
         raise NotFoundError(f"run {run.run}", found="no version of it is held here")
     edges: list[EdgeHint] = []
     for variant in latest.variants:
-        try:
-            path = run.path(latest, variant.name, [] if after is None else [after], local=False)
-        except NotFoundError:
-            continue
-        # What leads to a version that a fork starts from is told of the run that it belongs to.
-        hops = [hop for hop in path.hops if hop.record.run == run.run]
+        hops: list[Hop] = []
+        elsewhere = run.anchors_elsewhere(variant.name)
+        for avoid in ([], elsewhere) if elsewhere else ([],):
+            with suppress(NotFoundError):
+                hops += run.path(latest, variant.name, [] if after is None else [after], local=False, avoid=avoid).hops
+        # What leads to a version that a fork starts from is told of the run that it belongs to; whoever cannot have
+        # that one is told of the way from an anchor of the fork itself, where there is one.
+        hops = [hop for at, hop in enumerate(hops) if hop.record.run == run.run and hop not in hops[:at]]
         for hop in hops[: HINTED_EDGES - len(edges)]:
             edge, target, base_id = hop.edge, hop.record.version, hop.record.base(hop.edge)
             if base_id is None or (base_id.run == run.run and base_id.version < target):

@@ -33,7 +33,7 @@ from deltad.relay.source import Count, Source
 from deltad.relay.target_pull import TargetPull
 from deltad.store.announce import Announcements
 from deltad.store.store import Store
-from deltad.types import RunId, Version
+from deltad.types import RunId, Version, VersionId
 
 __all__ = ["PullStats", "Puller", "PullerPolicy"]
 
@@ -360,6 +360,11 @@ class Puller:
                 )
                 self._tasks.create_task(self._for_ever(beats.follow))
         return pull
+
+    def awaited(self) -> dict[RunId, VersionId]:
+        """The runs for which only a version of another run would lead on, and that version; see `Pull.awaits`."""
+        awaited = ((run, pull.pull.awaits) for run, pull in self._pulls.items())
+        return {run: base for run, base in awaited if base is not None}
 
     def _count(self, count: int) -> None:
         self.link.received(count, _now())

@@ -45,6 +45,7 @@ from deltad.store.record_files import RecordFiles
 from deltad.store.retention import Candidate
 from deltad.store.run_graph import Answer, RunGraph
 from deltad.store.targets import TargetFile
+from deltad.store.watch_epochs import WatchEpochs
 from deltad.store.whole import WholeEdges
 from deltad.types import Digest, RunId, Version, VersionId
 
@@ -80,6 +81,7 @@ class RunStore:
         self._pins = Pins(directory / "pins", scratch, files)
         self._derived = DerivedEdges(directory / "edges", scratch, files)
         self._targets = TargetFile(directory / "target", scratch, files)
+        self.watch_epochs = WatchEpochs(directory / "watch", scratch, files)
         self._writer = threading.Lock()
         """Held for a whole commit."""
         self._lock = threading.RLock()
@@ -407,6 +409,17 @@ class RunStore:
             avoid = [*avoid, *(Digest(edge.manifest) for edge in self.derived() if edge.local)]
         return self.graph.path(record, variant, held, elsewhere, anchors=anchors, avoid=avoid)
 
+    def anchors_elsewhere(self, variant: str) -> list[Digest]:
+        """The manifests of anchors of other runs, from which ways to versions of a fork begin; none for another run."""
+        if not self.graph.runs(variant):
+            return []
+        return self.ask_graph(
+            variant,
+            lambda graph: [
+                edge.manifest for edge in graph.edges() if edge.base is None and edge.target.run != self.run
+            ],
+        )
+
     def derived_on(self, path: EdgePath) -> frozenset[Digest]:
         """The manifests of those edges on a path that no record names."""
         return frozenset(
@@ -479,6 +492,7 @@ class RunStore:
 
     def _load(self) -> None:
         self._targets.load()
+        self.watch_epochs.load()
         self._records = self._record_files.load()
         self._pins.load()
         self._derived.load(self._records)

@@ -16,6 +16,12 @@ LINE = [ANCHOR, version("v000002", parent="v000001"), version("v000003", parent=
 FORKED = [*LINE, version("v000002@e2", parent="v000001"), version("v000003@e2", parent="v000002@e2")]
 
 
+def test_an_epoch_that_opened_before_the_first_of_its_versions_held_here_does_not_open_here() -> None:
+    late = version("v000005@e2", parent="v000004@e2")
+    said = "epoch 2 opened with versions that are not held here; goes on from v000004@e2"
+    assert forks([*LINE, late]) == {"v000005@e2": said}
+
+
 def test_a_line_without_forks_has_no_notes_of_forks() -> None:
     assert forks(LINE) == {}
     assert forks([]) == {}

@@ -69,7 +69,7 @@ def test_a_manifest_shows_its_edge_and_its_pages(deltad: Deltad, tmp_path: Path,
     file = kept(tmp_path, manifest_of(delta))
     ended = deltad("inspect", file)
     assert ended.code == 0
-    for word in ("manifest", "policy/v000001, root", "policy/v000002, root", "blind", "nobody"):
+    for word in ("manifest", "policy/v000001, root", "policy/v000002, root", "blind", "no key of its own"):
         assert word in ended.out
     reply = deltad("inspect", "--json", file).reply
     assert reply["fields"]["kind"] == "delta"

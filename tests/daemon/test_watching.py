@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,6 +56,13 @@ class Watching:
             time.sleep(0.05)
         return said
 
+    def refused(self) -> float:
+        """How many checkpoints were refused for a conflict, as a scrape sees it."""
+        with urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as reply:
+            lines = reply.read().decode().splitlines()
+        found = [line for line in lines if line.startswith("deltad_checkpoints_refused_total{") and "Conflict" in line]
+        return sum(float(line.rpartition(" ")[2]) for line in found)
+
     def readiness(self) -> Readiness:
         with urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=30) as reply:
             return msgspec.json.decode(reply.read(), type=Readiness)
@@ -107,7 +115,7 @@ def test_a_new_epoch_that_is_opened_by_hand_is_where_the_watch_goes_on(watching:
         watching.write(number)
         watching.arrived(number, after)
     watching.daemon.client.publish(
-        "r", PublishRequest(directory=str(watching.write(9, below="stage")), number=9, new_epoch=True)
+        "r", PublishRequest(directory=str(watching.write(9, below="checkpoints/stage")), number=9, new_epoch=True)
     )
     watching.write(11)
     watching.arrived(11, after="v000009@e2")
@@ -121,3 +129,61 @@ def test_a_directory_that_does_not_exist_is_said_in_the_status_and_warned_of_onc
     watching.arrived(1)
     assert watching.says(lambda said: not said.startswith("encoding")) == ""
     assert watching.daemon.log.count("directory_missing") == 1
+
+
+def test_a_trainer_that_was_replaced_writes_no_version_into_the_epoch_of_the_one_after_it(watching: Watching) -> None:
+    """P4: its directory is refused, aloud and counted, and still after a restart."""
+    watching.daemon.start()
+    watching.write(1)
+    watching.arrived(1)
+    watching.write(2)
+    watching.arrived(2, after="v000001")
+    resumed = write_checkpoint(watching.home / "elsewhere" / "step_2", WEIGHTS.changed(0.05, seed=20))
+    client = watching.daemon.client
+    reply = client.publish("r", PublishRequest(str(resumed), resume_from="v000001"))
+    assert reply.version.version == "v000002@e2"
+
+    watching.write(3)
+    said = watching.says(lambda said: "another trainer has opened the run since" in said)
+    assert "expected a publisher of epoch 2, which is at v000002@e2, found one of epoch 1" in said
+    assert watching.refused() == 1
+    watching.daemon.stop()
+    watching.daemon.start()
+    watching.write(4)
+    watching.says(lambda said: "another trainer has opened the run since" in said)
+    assert [info.version for info in client.versions("r")] == ["v000001", "v000002", "v000002@e2"]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_trainer_that_resumed_goes_on_in_the_epoch_that_one_of_its_checkpoints_opened(
+    watching: Watching, restarts: bool
+) -> None:
+    watching.daemon.start()
+    for number in (1, 2):
+        watching.write(number)
+        watching.arrived(number, after=f"v{number - 1:06}")
+    resumed = watching.write(3, below="checkpoints/kept")
+    reply = watching.daemon.client.publish("r", PublishRequest(str(resumed), resume_from="v000001"))
+    assert reply.version.version == "v000003@e2"
+    if restarts:
+        watching.daemon.stop()
+        watching.daemon.start()
+    watching.write(4)
+    watching.arrived(4, after="v000003@e2")
+    newest = watching.daemon.client.latest("r")
+    assert newest is not None
+    assert newest.version == "v000004@e2"
+
+
+def test_a_watch_that_opens_epochs_by_itself_goes_on_in_them(watching: Watching) -> None:
+    config = watching.daemon.config
+    config.write_text(config.read_text().replace('quiet = "100ms"', 'quiet = "100ms"\non_conflict = "new_epoch"'))
+    watching.daemon.start()
+    for number in (1, 2):
+        watching.write(number)
+        watching.arrived(number, after=f"v{number - 1:06}")
+    shutil.rmtree(watching.checkpoints / "step_2")
+    write_checkpoint(watching.checkpoints / "step_2", WEIGHTS.changed(0.05, seed=99))
+    watching.arrived(2, after="v000002")
+    watching.write(3)
+    watching.arrived(3, after="v000002@e2")

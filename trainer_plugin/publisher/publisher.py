@@ -98,10 +98,13 @@ class Handle:
         return self._outcome
 
     def fleet(self, *, verified: int = 0, wait: float = 0.0) -> FleetView:
-        """The run's replicas, and how many have verified this version; see `Client.fleet`."""
+        """The run's replicas, and how many have verified this version; see `Client.fleet`.
+
+        A step that was skipped has no version: then it is the fleet as it stands, and nothing is waited for.
+        """
         outcome = self.wait()
         if outcome.version is None:
-            raise NotFoundError(f"step {self.number}", expected="a version", found=outcome.reason)
+            return self._publisher.client.fleet(self._publisher.run)
         return self._publisher.client.fleet(
             self._publisher.run, version=outcome.version.version, verified=verified, wait=wait
         )
@@ -219,7 +222,7 @@ class Publisher:
             view = self.client.fleet(self.run)
             if not view.replicas:
                 return False
-            enough = int(np.ceil(verified * len(view.replicas)))
+            enough = int(np.ceil(verified * view.replicas))
             left = ends - time.monotonic()
             found = self.client.fleet(self.run, version=oldest.version, verified=enough, wait=max(0.0, min(left, 5.0)))
             if found.verified >= enough:

@@ -62,12 +62,16 @@ Action: TypeAlias = Fold | Encode | CutAnchor | Drop
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """One or several replicas or regions that hold a version, or nothing yet, and are to get to another."""
+    """One or several replicas or regions that hold a version, or nothing yet, and are to get to another.
+
+    `alone`: they hold nothing, and cannot have what their run forks, so that only an anchor of the run itself helps.
+    """
 
     name: str
     held: VersionId | None
     target: VersionId
     count: int = 1
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,11 @@ def plan(graph: VersionGraph, line: Line, readers: Sequence[Reader], budget: Bud
     newest = line[-1][1]
     joining = Counter({newest: 0})
     for reader in readers:
-        if reader.target in graph and not needs.lag(reader):
+        if reader.target not in graph:
+            continue
+        if reader.alone:
+            needs.join_alone(reader)
+        elif not needs.lag(reader):
             joining[reader.target] += reader.count
     for target, newcomers in joining.items():
         needs.join(target, newcomers, bounded=target == newest)
@@ -150,6 +154,18 @@ class _Needs:
                 why = f"{count(newcomers, 'newcomer joins', 'newcomers join')} by the anchor {anchor.target.version}"
             rest = Path(anchor.target, after, path.bytes - anchor.bytes)
             self._shorten(rest, target, why, urgent=True, readers=newcomers)
+
+    def join_alone(self, reader: Reader) -> None:
+        """See that there is a way from an anchor of the reader's own run."""
+        run = reader.target.run
+        abroad = {edge.manifest: None for edge in self._graph.edges() if edge.base is None and edge.target.run != run}
+        try:
+            self._use(self._graph.path(reader.target, left=abroad))
+        except NotFoundError:
+            reason = (
+                f"{reader.name} cannot have what {run} forks, and no anchor of {run} leads to {reader.target.version}"
+            )
+            self._cut(reader.target, reason, float(self._budget.anchor))
 
     def lag(self, reader: Reader) -> bool:
         """Keep the way of a reader short, and see that there is one. False where it has to join like a newcomer."""

@@ -324,3 +324,17 @@ def test_versions_that_are_not_kept_leave_the_graph() -> None:
     ended = simulate(Scenario(hours=150, keep=20, anchor=500_000_000, state=700_000_000, disk=3_000_000_000))
     assert ended.made["CutAnchor"] > 3
     assert ended.stored_edges < 100
+
+
+def test_a_region_that_cannot_have_what_a_fork_starts_from_gets_an_anchor_of_the_fork() -> None:
+    base, fork = version(1), version(0, run="fork")
+    edges = [*chain(1), edge(base, fork, 100)]
+    made = graph(edges)
+    line = line_to(made, fork, {fork: 1})
+    alone, joining = Reader("a region", None, fork, alone=True), Reader("a region", None, fork)
+    assert not any(isinstance(action, CutAnchor) for action in plan(made, line, [joining], FREE).actions)
+    (cut,) = plan(made, line, [alone], FREE).actions
+    assert isinstance(cut, CutAnchor)
+    assert (cut.version, "cannot have what fork forks" in cut.reason) == (fork, True)
+    made.add(edge(None, fork, FREE.anchor, derived=True, name="cut"))
+    assert plan(made, line, [alone], FREE).actions == ()

@@ -10,9 +10,9 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
+from deltad.client.messages import RegisterRequest, ReplicaState, StateRequest
 from deltad.delta.codec import sum_weights
 from deltad.delta.digest import root_of
-from deltad.errors import NotFoundError
 from tests.kit.daemons import Daemon, free_port
 from tests.kit.weights import ArrayWeights
 from tests.trainer_plugin.publisher.conftest import LAYOUT, RUN, Ranks
@@ -113,8 +113,8 @@ def test_ranks_that_leave_elements_out_or_contradict_each_other_are_refused_by_n
     ]
     reasons = [handle.wait(60).reason for handle in handles]
     assert any("'experts.weight'" in reason and "ranks that hold all 240 elements" in reason for reason in reasons)
-    with pytest.raises(NotFoundError):
-        handles[0].fleet()
+    assert (handles[0].fleet().run, handles[0].fleet().version) == (RUN, ""), "the fleet as it stands"
+    assert "'experts.weight'" in daemon.client.status().region.runs[RUN].activity
     assert versions_of(ranks.publish(0, weights)) == {"v000000"}, "who mends it joins anew"
 
 
@@ -179,7 +179,30 @@ def test_a_trainer_that_resumes_from_an_older_version_opens_an_epoch_and_the_old
     refused = old.publish(3, weights)
     assert all(outcome.version is None for outcome in refused)
     assert all("epoch" in outcome.reason for outcome in old.publish(4, weights))
+    activity = daemon.client.status().region.runs[RUN].activity
+    assert "refused run policy: expected a publisher of epoch 2" in activity
+    again = Ranks(daemon, 2, session="again", resume_from="v000002")
+    outcomes = again.publish(3, branch.changed(0.01, seed=3))
+    assert outcomes[0].version is not None
+    assert (outcomes[0].version.version, outcomes[0].version.parent) == ("v000003@e3", "v000002@e2")
+    assert daemon.client.status().region.runs[RUN].activity == ""
     assert resumed.weights_of("v000002@e2", tmp_path / "export").equals(branch)
+
+
+def test_a_trainer_may_wait_for_a_share_of_the_fleet_and_is_told_when_there_is_none(daemon: Daemon) -> None:
+    ranks = Ranks(daemon, 1)
+    publisher = ranks.publishers[0]
+    assert not publisher.wait_for(timeout=0.1)
+    outcome = ranks.publish(0, ArrayWeights.bell(LAYOUT))[0]
+    assert outcome.version is not None
+    assert not publisher.wait_for(timeout=0.1)
+    for name in ("r1", "r2"):
+        daemon.client.register_replica(RegisterRequest(name, RUN, "bf16"))
+    assert not publisher.wait_for(verified=0.5, timeout=0.1)
+    serves = StateRequest(ReplicaState.VERIFIED, outcome.version.version, outcome.version.root)
+    daemon.client.report_state("r1", serves)
+    assert publisher.wait_for(verified=0.5, timeout=60)
+    assert not publisher.wait_for(verified=1.0, timeout=0.1)
 
 
 class Slow:

@@ -279,7 +279,8 @@ async def _chores(node: Node) -> None:
     """What is done now and then: metrics, exports that nobody needs, mirrors that fell behind."""
     while True:
         await node.chores.do()
-        node.history.note(node.status(), time.monotonic())
+        if node.history.is_due(now := time.monotonic()):
+            node.history.note(node.status(), now)
         await asyncio.sleep(CHORE_SECONDS)
 
 

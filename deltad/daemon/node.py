@@ -167,6 +167,12 @@ class Node:
         self.trust.replace(trust_list(config))
         sift_stored(self.store, self.config, self.trust, self._public_key)
 
+    def look_again(self) -> None:
+        """What is believed may have changed: pull what is lacking now, and let whoever waits for a version look."""
+        for puller in self.pullers:
+            puller.look_again()
+        self.announcements.announce()
+
     # Runs.
 
     def versions_of(self, run: RunId) -> Versions:

@@ -106,8 +106,13 @@ async def _serve(config: Config, store: Store, events: Events) -> int:
     notifier = Notifier()
     node = Node(config, store)
     pulse = Pulse(notifier, lambda: status_line(node.status()))
+
+    def reloaded() -> None:
+        pulse.ready()
+        node.look_again()
+
     reloader = Reloader(
-        config, on_reload=node.metrics.reloaded, before=lambda: notifier.reloading(time.monotonic()), after=pulse.ready
+        config, on_reload=node.metrics.reloaded, before=lambda: notifier.reloading(time.monotonic()), after=reloaded
     )
     reloader.then(node.take_up)
     loop.add_signal_handler(signal.SIGHUP, reloader.ask)

@@ -123,13 +123,15 @@ class Deriving:
             if self._settled.get((versions.run, variant)) == facts:
                 continue
             decided = await loop.run_in_executor(self._thread, self._plan, versions.records, mirror, newest, readers)
-            self._saved -= decided.work
             begun = self._clock()
             # What is dropped makes room, and takes a moment.
-            for action in sorted(decided.actions, key=lambda action: not isinstance(action, Drop)):
+            for action, work in sorted(
+                zip(decided.actions, decided.works, strict=True), key=lambda step: not isinstance(step[0], Drop)
+            ):
                 if self._clock() - begun > LOOK_SECONDS:
                     break  # what was decided is old by now; the next look decides anew
                 if (versions.run, str(action)) not in self._rests:
+                    self._saved -= work  # what is not begun costs nothing
                     await self._do(versions, variant, action, now)
             if not decided.actions and not decided.put_off:
                 self._settled[versions.run, variant] = facts

@@ -64,7 +64,8 @@ class Asked:
         self.readers = readers
         self.budgets.append(budget)
         self.niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        return Plan(tuple(self.actions), self.work, self.put_off)
+        works = (self.work, *[0] * len(self.actions))[: len(self.actions)]
+        return Plan(tuple(self.actions), works, self.put_off)
 
 
 class Host:
@@ -136,6 +137,7 @@ async def test_what_is_decided_is_done_and_counted_in_a_thread_that_yields_to_al
 
 async def test_what_was_read_beyond_the_budget_is_owed_and_nothing_is_planned_until_it_is_paid(host: Host) -> None:
     host.asked.work = 100 << 10
+    host.asked.actions = [host.fold(1, 3)]
     host.asked.put_off = (PutOff(host.fold(1, 2), "all that may be read for now is spoken for"),)
     await host.look(0.0)
     assert [budget.work for budget in host.asked.budgets] == [5 << 10]
@@ -143,6 +145,15 @@ async def test_what_was_read_beyond_the_budget_is_owed_and_nothing_is_planned_un
     assert len(host.asked.budgets) == 1
     await host.look(100.0)
     assert [budget.work for budget in host.asked.budgets] == [5 << 10, 5 << 10]
+
+
+async def test_what_rests_after_a_failure_is_not_paid_for_again(host: Host) -> None:
+    manifest = host.versions.records.read_manifest(host.versions.records.record(Version(1, 2)).variants[0].edges[0])
+    host.store.objects.remove([Digest(manifest.pages[0].digest)], lambda digest: False)
+    host.asked.actions, host.asked.work = [host.fold(1, 3)], 6 << 10
+    for at in (0.0, 5.0, 10.0):
+        await host.look(at)
+    assert [budget.work for budget in host.asked.budgets] == [5 << 10, 4 << 10, 9 << 10], "1 KiB a second is earned"
 
 
 async def test_where_nothing_was_left_to_do_nothing_is_planned_until_something_changes(host: Host) -> None:

@@ -100,8 +100,13 @@ class PutOff:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do, in this order; what of `Budget.work` it takes; and what is put off."""
+    """What to do, in this order; what of `Budget.work` each of it takes; and what is put off."""
 
     actions: tuple[Action, ...]
-    work: int
+    works: tuple[int, ...]
     put_off: tuple[PutOff, ...]
+
+    @property
+    def work(self) -> int:
+        """What all of it takes."""
+        return sum(self.works)

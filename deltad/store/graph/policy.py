@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 from types import MappingProxyType
 
@@ -258,9 +258,9 @@ def _within(graph: VersionGraph, line: Line, needs: _Needs, budget: Budget) -> P
         for edge in derived
         if edge.manifest not in kept and edge.kind is not EdgeKind.ANCHOR and not _is_rung(edge, line, sequences)
     ]
-    actions: list[Action] = list(drops)
+    actions: list[tuple[Action, int]] = [(drop, 0) for drop in drops]
     room = _Room(graph, budget.disk, {drop.edge.manifest for drop in drops}, derived, needs.used)
-    actions += room.make(0, None) or ()
+    actions += [(drop, 0) for drop in room.make(0, None) or ()]
     work, put_off = 0, []
     for wish in wishes:
         if work >= budget.work:
@@ -270,9 +270,10 @@ def _within(graph: VersionGraph, line: Line, needs: _Needs, budget: Budget) -> P
         elif (made := room.make(wish.room, None if wish.urgent else wish.base)) is None:
             put_off.append(PutOff(wish.action, f"it may take {size(wish.room)}, and {room.left()} are left on disk"))
         else:
-            actions += [*made, wish.action]
+            actions += [*((drop, 0) for drop in made), (wish.action, wish.work)]
+            room.keep(wish.parts)
             work += wish.work
-    return Plan(tuple(actions), work, tuple(put_off))
+    return Plan(tuple(action for action, _ in actions), tuple(cost for _, cost in actions), tuple(put_off))
 
 
 class _Room:
@@ -294,6 +295,10 @@ class _Room:
 
     def left(self) -> str:
         return "all" if self._disk is None else size(max(self._disk - self._taken, 0))
+
+    def keep(self, parts: Collection[Digest]) -> None:
+        """These are to be folded: they make room for nothing."""
+        self._spare = [edge for edge in self._spare if edge.manifest not in parts]
 
     def make(self, room: int, newer: VersionId | None) -> list[Drop] | None:
         """Take so much room; what has to go for it, or None if that is not enough. Nothing from `newer` on goes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -231,6 +232,21 @@ def test_what_has_made_room_is_not_folded_after_all() -> None:
     assert Drop(skip(0, 4), "1000 B are for derived edges, and it is needed least") in planned.actions
     whys = {(put.action.base, put.action.target): put.why for put in planned.put_off if isinstance(put.action, Fold)}
     assert whys[version(0), version(8)] == "a part of it has just made room for something better"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_nothing_that_is_to_be_folded_makes_room_for_something_else(seed: int) -> None:
+    """A daemon drops first of all."""
+    rng = random.Random(seed)
+    last = rng.randint(8, 24)
+    spans = {(base, rng.randint(base + 2, last)) for base in rng.sample(range(last - 2), rng.randint(1, 6))}
+    skips = [skip(base, target, rng.choice([80, 110, 150, 250, 400])) for base, target in spans]
+    edges = [*chain(last), *skips, edge(None, version(last), 900, name="newest")]
+    readers = [Reader(f"region {at}", version(rng.randrange(last)), version(last)) for at in range(rng.randint(0, 3))]
+    planned = decide(edges, *readers, budget=Budget(rng.randrange(100, 3000), 10**12, None, 10_000))
+    dropped = {action.edge.manifest for action in planned.actions if isinstance(action, Drop)}
+    parts = {part.manifest for action in planned.actions if isinstance(action, Fold) for part in action.parts}
+    assert dropped.isdisjoint(parts)
 
 
 def test_what_a_record_lists_is_never_dropped() -> None:

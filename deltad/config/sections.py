@@ -148,9 +148,12 @@ class MetricsConfig:
 
     `listen`: the address to serve them on, such as `127.0.0.1:7701`: the page at `/`, the same as JSON at
     `/status.json`, and `/healthz`, `/readyz` and `/metrics`. It asks for no token.
+    `stale_after`: for how long no new version of a run may come before `/readyz` says no; `0s` is for ever. Default
+    `0s`.
     """
 
     listen: Address = field(metadata=_reads(values.address))
+    stale_after: float = field(default=0.0, metadata=_reads(values.duration(0.0), values.duration_text))
 
 
 @dataclass(frozen=True, slots=True)

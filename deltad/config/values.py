@@ -31,7 +31,9 @@ _TIME = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])", re.ASCII)
 _BUCKET = re.compile(r"(?:(?:s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*|file://)(?:/[A-Za-z0-9._-]+)*/?", re.ASCII)
 _CREDENTIAL = "credential:"
 _CREDENTIAL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}", re.ASCII)
-_CREDENTIALS_OF_THE_UNIT = "/run/credentials/deltad.service"
+_CREDENTIALS_OF_THE_UNIT = Path("/run/credentials/deltad.service")
+_SOURCE_OF_CREDENTIALS, _LOADED_AS = Path("/etc/deltad/secrets"), "secret_"
+"""As `LoadCredential=` of the shipped unit has it."""
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})", re.ASCII)
 
 
@@ -87,10 +89,18 @@ def path(value: object, base: Path) -> Path:
 
 
 def credential(name: str, environment: Mapping[str, str]) -> Path:
-    """Where the service manager put the credential of this name; without one, where the shipped unit has its own."""
+    """Where the service manager put the credential of this name.
+
+    For whoever is not started by one, that is where the shipped unit has its own; before its first start, the place
+    from which it will have them.
+    """
     if not _CREDENTIAL_NAME.fullmatch(name):
         raise RefusedError(f"the name of a credential behind '{_CREDENTIAL}', such as 'secret_relay-token'")
-    return Path(environment.get("CREDENTIALS_DIRECTORY") or _CREDENTIALS_OF_THE_UNIT) / name
+    if directory := environment.get("CREDENTIALS_DIRECTORY"):
+        return Path(directory) / name
+    path = _CREDENTIALS_OF_THE_UNIT / name
+    source = name.removeprefix(_LOADED_AS)
+    return path if source == name or _CREDENTIALS_OF_THE_UNIT.exists() else _SOURCE_OF_CREDENTIALS / source
 
 
 def token_file(value: object, base: Path) -> TokenFile:

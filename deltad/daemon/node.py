@@ -56,6 +56,7 @@ from deltad.daemon.notes import Note
 from deltad.daemon.origin import Handed, Origin, Published, PublishOptions
 from deltad.daemon.remarks import Remarks
 from deltad.daemon.scrubbing import Scrubbing
+from deltad.daemon.staleness import Staleness
 from deltad.daemon.store_size import StoreSize
 from deltad.daemon.targets import move, target_of, targets_reply
 from deltad.daemon.trusting import doubts_in_words, sift_stored, trust_list
@@ -143,6 +144,7 @@ class Node:
         self.deriving = Deriving(store, config, self.metrics)
         self.chores = Chores(self)
         self.history = History()
+        self._staleness = Staleness(config.metrics.stale_after if config.metrics else 0.0, time.monotonic)
         self.hot_loads = make_hot_loads(self)
         self._handovers = HandOvers(store, self.backend, self)
         self._leads = {lead.run: Lead(lead, limits) for lead in config.leads}
@@ -164,6 +166,12 @@ class Node:
                 self._leads[lead.run].tls.renew(lead.tls)
         self.trust.replace(trust_list(config))
         sift_stored(self.store, self.config, self.trust, self._public_key)
+
+    def look_again(self) -> None:
+        """What is believed may have changed: pull what is lacking now, and let whoever waits for a version look."""
+        for puller in self.pullers:
+            puller.look_again()
+        self.announcements.announce()
 
     # Runs.
 
@@ -263,6 +271,7 @@ class Node:
     def _on_published(self, versions: Versions, published: Published) -> PublishReply:
         info = versions.info(published.record.version)
         if not published.already:
+            self._staleness.came(versions.run)
             self.store_size.came(info.delta_bytes)
             self.metrics.published(info)
             log.info(
@@ -292,6 +301,7 @@ class Node:
         info = versions.info(record.version)
         self.store_size.came(info.delta_bytes)
         self.metrics.pulled(info)
+        self._staleness.came(versions.run)
         self.announcements.announce()
 
     # The port of the local API.
@@ -429,6 +439,7 @@ class Node:
         doubts = {run: doubts_in_words(self.store.run(run)) for run in self.store.held_runs()}
         found += [f"run {run}: {words}" for run, words in doubts.items() if words]
         found += [f"bucket {twins.url}: {twins.problem}" for twins in self.twins if twins.problem]
+        found += self._staleness.reasons(self.runs())
         free = self.store.free_bytes()
         if free < 2 * self.limits.disk_reserve_bytes:
             found.append(f"store: {size(free)} free, close to the reserve of {size(self.limits.disk_reserve_bytes)}")

@@ -206,6 +206,13 @@ class Origin:
         latest = self._run.latest()
         if epoch := how.get("epoch", 0):
             check_writer(self._run.run, latest, epoch)
+        if latest is not None and self._key is not None and not latest.key_id:
+            raise BaseMismatchError(
+                f"{latest.id}",
+                expected="a base that is signed, now that a key signs",
+                found="one that was published before",
+                hint="hand over this step whole: it becomes an anchor for whoever trusts the key",
+            )
         if latest is None or latest.version != handed.base or number <= latest.version.number:
             raise ConflictError(
                 f"step {number} of run {self._run.run}, made from {handed.base}",
@@ -379,6 +386,9 @@ class Origin:
         """The edge from the parent first. One from the newest of the epoch before leads on whoever lacks the parent."""
         first = self._encode_edge(checkpoint, place, mode)
         left = place.left
+        if first.kind is not EdgeKind.ANCHOR and self._key is not None and place.parent and not place.parent.key_id:
+            # Whoever trusts a key alone takes nothing that lies before: it begins here.
+            return [first, self._anchor(checkpoint, place.version, "the first version that is signed")]
         if left is None or first.kind is EdgeKind.ANCHOR:
             return [first]
         if self._mirror.layout(left).table_digest != checkpoint.layout.table_digest:

@@ -106,8 +106,13 @@ async def _serve(config: Config, store: Store, events: Events) -> int:
     notifier = Notifier()
     node = Node(config, store)
     pulse = Pulse(notifier, lambda: status_line(node.status()))
+
+    def reloaded() -> None:
+        pulse.ready()
+        node.look_again()
+
     reloader = Reloader(
-        config, on_reload=node.metrics.reloaded, before=lambda: notifier.reloading(time.monotonic()), after=pulse.ready
+        config, on_reload=node.metrics.reloaded, before=lambda: notifier.reloading(time.monotonic()), after=reloaded
     )
     reloader.then(node.take_up)
     loop.add_signal_handler(signal.SIGHUP, reloader.ask)
@@ -274,7 +279,8 @@ async def _chores(node: Node) -> None:
     """What is done now and then: metrics, exports that nobody needs, mirrors that fell behind."""
     while True:
         await node.chores.do()
-        node.history.note(node.status(), time.monotonic())
+        if node.history.is_due(now := time.monotonic()):
+            node.history.note(node.status(), now)
         await asyncio.sleep(CHORE_SECONDS)
 
 

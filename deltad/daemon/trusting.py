@@ -17,7 +17,7 @@ from deltad.protocol.trust import Scope, TrustedKey, TrustList
 from deltad.store.derived import DerivedEdge
 from deltad.store.runs import RunStore
 from deltad.store.store import Store
-from deltad.types import Digest
+from deltad.types import Digest, Version
 
 log = structlog.get_logger()
 
@@ -37,10 +37,7 @@ def sift_stored(store: Store, config: Config, trust: TrustList, key: PublicKey |
         if config.run(name) is not None:
             run.doubt(lambda record: "")
             continue
-        run.doubt(lambda record: _against(trust, record))
-        run.hide_edges(
-            [Digest(edge.manifest) for edge in run.derived(hidden=True) if _is_forged(run, trust, edge, key)]
-        )
+        _sift(run, trust, key)
         if doubts := run.doubts():
             log.warning("versions_not_believed", run=name, count=len(doubts), error=next(iter(doubts.values())))
 
@@ -53,6 +50,25 @@ def doubts_in_words(run: RunStore) -> str:
     first, words = next(iter(doubts.items()))
     more = f" and {len(doubts) - 1} more" if len(doubts) > 1 else ""
     return f"{first}{more} lie here and are neither served nor activated: {words}"
+
+
+def _sift(run: RunStore, trust: TrustList, key: PublicKey | None) -> None:
+    against = {record.version: _against(trust, record) for record in (*run.records(), *run.doubted_records())}
+    run.doubt(lambda record: against[record.version])
+    run.hide_edges([Digest(edge.manifest) for edge in run.derived(hidden=True) if _is_forged(run, trust, edge, key)])
+    if run.doubts() and (lost := _lost(run)):
+        # Signed themselves, but reached over what is not: they are to come anew, by a way that is believed.
+        run.doubt(lambda record: against[record.version] or lost.get(record.version, ""))
+
+
+def _lost(run: RunStore) -> dict[Version, str]:
+    """The versions that are held and that nothing leads to any more, with what is to be said of each."""
+    words = "what leads to it here is not believed"
+    return {
+        record.version: words
+        for record in run.records()
+        if not all(run.graph.is_led_to(record.version, variant.name) for variant in record.variants)
+    }
 
 
 def _against(trust: TrustList, record: VersionRecord) -> str:

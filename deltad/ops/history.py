@@ -59,9 +59,13 @@ class History:
     samples: dict[tuple[str, str], deque[int]] = field(default_factory=dict)
     _due: float = 0.0
 
+    def is_due(self, now: float) -> bool:
+        """Whether a sample would be taken at `now`, in seconds of a monotonic clock."""
+        return now >= self._due
+
     def note(self, view: StatusView, now: float) -> None:
-        """How things are at `now`, in seconds of a monotonic clock; taken if a sample is due."""
-        if now < self._due:
+        """How things are at `now`; taken if a sample is due."""
+        if not self.is_due(now):
             return
         self._due = now + SAMPLE_SECONDS
         regions = [RegionView(view.region, 0.0, True), *view.regions]

@@ -622,7 +622,13 @@ class Pull:
     def _forget_held(self) -> None:
         """Drop what is durable, whoever made it so, and what is older than that."""
         latest = self._holdings.latest()
-        if latest == self._latest or latest is None:
+        if latest == self._latest:
+            return
+        if latest is None or (self._latest is not None and latest < self._latest):
+            # What was held is not believed any more: it may come anew, by another way.
+            self._latest = latest
+            self._hints.ask_again()
+            self._stale = True
             return
         self._latest = latest
         self._stale = True

@@ -361,6 +361,11 @@ class Puller:
                 self._tasks.create_task(self._for_ever(beats.follow))
         return pull
 
+    def look_again(self) -> None:
+        """What is held here may be less than it was: see what the peer has."""
+        for pull in self._pulls.values():
+            pull.wake()
+
     def awaited(self) -> dict[RunId, VersionId]:
         """The runs for which only a version of another run would lead on, and that version; see `Pull.awaits`."""
         awaited = ((run, pull.pull.awaits) for run, pull in self._pulls.items())

@@ -18,6 +18,7 @@ import structlog
 
 from deltad.delta.record import VersionRecord
 from deltad.errors import DeltadError, NotFoundError, PeerError, UnavailableError
+from deltad.figures import duration
 from deltad.limits import Limits
 from deltad.protocol.backoff import Backoff
 from deltad.protocol.hints import Hint
@@ -33,6 +34,7 @@ from deltad.protocol.pull_decisions import (
     Wait,
 )
 from deltad.protocol.pull_plan import Arrived, Kind, Wanted, check_arrival
+from deltad.protocol.time_left import TimeLeft
 from deltad.relay.link import Link
 from deltad.relay.pacer import Pacer
 from deltad.relay.slots import Slots
@@ -144,6 +146,7 @@ class RunPull:
         self._client = client
         self._peer = peer
         self._on_committed = on_committed
+        self._time_left = TimeLeft()
         self._policy = policy
         self._poll_seconds = poll_seconds
         self._limits = limits
@@ -230,7 +233,9 @@ class RunPull:
             return resting
         if progress := self.pull.progress():
             version, done, total = progress
-            return f"pulling {version}: {done} of {total} objects, {link.rate(now) / 1e6:.1f} MB/s"
+            left = self._time_left.seconds(str(version), done, total, now)
+            ends = "" if left is None else f", {duration(left)} left"
+            return f"pulling {version}: {done} of {total} objects, {link.rate(now) / 1e6:.1f} MB/s{ends}"
         if self.pull.problem is not None:
             return f"waiting: {self.pull.problem}"
         if self.pull.busy:

@@ -296,3 +296,21 @@ def test_another_user_is_refused_unless_in_the_group_that_is_named() -> None:
             assert not may_connect(accepted)
             assert not may_connect(accepted, 4243)
             assert may_connect(accepted, 4242)
+
+
+async def test_a_key_of_a_hot_load_client_is_a_token_and_a_wrong_token_is_wrong_whatever_the_key(
+    served: Served,
+) -> None:
+    right, wrong = "token of administrator", "of-no-one"
+    cases = [
+        ({"X-Api-Key": right}, 200),
+        ({"X-Api-Key": wrong}, 401),
+        ({"X-Api-Key": ""}, 401),
+        ({"X-Api-Key": right, "Authorization": f"Bearer {wrong}"}, 401),
+        ({"X-Api-Key": wrong, "Authorization": f"Bearer {right}"}, 200),
+    ]
+    async with aiohttp.ClientSession() as session:
+        for headers, status in cases:
+            assert (await ask(session, "GET", served.urls["local"] + "/v1/status", headers, ""))[0] == status, headers
+        relay = served.urls["relay"] + "/v1/relay/runs"
+        assert (await ask(session, "GET", relay, {"X-Api-Key": right}, ""))[0] == 401, "at the local API alone"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +70,50 @@ def test_what_no_trusted_key_signed_is_refused_and_the_status_says_whose_signatu
     (upstream,) = b.client.status().upstreams
     assert f"expected a signature of trainer ({OTHER.public.id})" in upstream.error
     assert not b.client.versions("policy")
+
+
+def unsigned(daemon: Daemon) -> str:
+    """The configuration of a daemon that signs nothing; returns the one that it had."""
+    signing = daemon.config.read_text()
+    daemon.config.write_text(re.sub(r"\[signing\]\nkey_file = .*\n", "", signing))
+    return signing
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["new", "holds what was not signed"])
+def test_a_run_that_is_signed_from_some_version_on_reaches_regions_that_trust_the_key_alone(
+    pair: tuple[Daemon, Daemon], tmp_path: Path, held: bool
+) -> None:
+    """The first version that is signed is there as an anchor too; a region that is told by SIGHUP begins there anew."""
+    a, b = pair
+    signing = unsigned(a)
+    a.start()
+    weights = ArrayWeights.random(MODEL)
+    for number in (1, 2):
+        a.client.publish("policy", PublishRequest(str(write_checkpoint(tmp_path / f"step_{number}", weights))))
+        weights = weights.changed(0.01, seed=number)
+    if held:
+        b.start()
+        assert b.client.latest("policy", after="v000001", wait=WAIT) is not None, b.log
+    a.stop()
+    a.config.write_text(signing)
+    a.start()
+    a.client.publish("policy", PublishRequest(str(write_checkpoint(tmp_path / "step_3", weights))))
+    assert a.client.version("policy", "v000003").kind == "delta", "whoever has the one before pulls that"
+    if held:
+        assert b.client.latest("policy", after="v000002", wait=WAIT) is not None, b.log
+        trusting(b, KEY)
+        assert b.process is not None
+        b.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + WAIT
+        while [(info.version, info.kind) for info in b.client.versions("policy")] != [("v000003", "anchor")]:
+            assert time.monotonic() < deadline, b.log
+            time.sleep(0.05)
+    else:
+        trusting(b, KEY).start()
+        assert b.client.latest("policy", wait=WAIT) is not None, b.log
+    (arrived,) = b.client.versions("policy")
+    assert (arrived.version, arrived.kind) == ("v000003", "anchor")
+    assert b.client.verify("policy", "v000003").match
 
 
 def test_while_the_wrong_key_is_trusted_the_status_says_so_in_words_and_not_that_there_is_no_version(

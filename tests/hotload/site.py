@@ -23,6 +23,10 @@ from tests.kit.weights import ArrayWeights
 ROOT = "a" * 64
 
 
+def report(replica: str, state: ReplicaState, version: str = "", *, root: str = ROOT, error: str = "") -> ReplicaReport:
+    return ReplicaReport(replica, "r", "bf16", state, version=version, root=root, error=error)
+
+
 class Daemon:
     """Implements `Deeds`: versions are counted, and replicas say what a test has them say."""
 
@@ -67,7 +71,7 @@ class Daemon:
         return 1 << 30
 
     def say(self, replica: str, state: ReplicaState, version: str = "", *, root: str = ROOT, error: str = "") -> None:
-        self.reports[replica] = ReplicaReport(replica, "r", "bf16", state, version=version, root=root, error=error)
+        self.reports[replica] = report(replica, state, version, root=root, error=error)
         self.announcements.announce()
 
 

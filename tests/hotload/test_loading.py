@@ -12,7 +12,7 @@ import pytest
 from deltad.client.messages import ReplicaState
 from deltad.errors import CheckpointError, DeltadError, NotFoundError, PreconditionError, UsageError
 from deltad.hotload.ledger import Ledger, Load, LoadState, ReplicaLoad
-from tests.hotload.site import BROKEN, Site
+from tests.hotload.site import BROKEN, Site, report
 from tests.kit.disk_deltas import INDEX
 
 OK, STAGING, COMMITTED = ReplicaState.VERIFIED, ReplicaState.STAGING, ReplicaState.COMMITTED
@@ -26,12 +26,18 @@ async def test_a_load_is_completed_once_all_replicas_have_read_it_back_and_not_b
     await site.until_published(1)
     assert site.daemon.published == [("a", "", "reset")]
     site.daemon.say("r1", OK, "v000001")
-    for state in (COMMITTED, ReplicaState.UNKNOWN, ReplicaState.COMMITTING):
-        site.daemon.say("r2", state, "v000001")
-        await asyncio.sleep(0)
-        assert site.loads.ledger.active is not None, state
+    for state, seen in (
+        (COMMITTED, ReplicaLoad.UPDATING),
+        (ReplicaState.COMMITTING, ReplicaLoad.UPDATING),
+        (ReplicaState.UNKNOWN, ReplicaLoad.PENDING),
+        (ReplicaState.REGISTERED, ReplicaLoad.PENDING),
+        (ReplicaState.FENCED, ReplicaLoad.ERROR),
+    ):
+        site.daemon.reports["r2"] = report("r2", state, "v000001")  # unannounced: it is looked at here
+        assert [each.state for each in site.loads.fleet("v000001")] == [ReplicaLoad.READY, seen]
     site.daemon.say("r2", OK, "v000001", root="")
-    assert [status.state for status in site.loads.replicas(load)] == [ReplicaLoad.PENDING] * 2
+    assert [each.state for each in site.loads.fleet("v000001")] == [ReplicaLoad.READY, ReplicaLoad.PENDING]
+    assert site.loads.ledger.active is not None, "a version without a root that was read back proves nothing"
     site.daemon.say("r2", OK, "v000001")
     ended = await site.ended(load)
     assert (ended.state, ended.version, ended.reason) == (LoadState.COMPLETED, "v000001", "")

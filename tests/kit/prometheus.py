@@ -1,8 +1,9 @@
-"""A real Prometheus with the shipped rules, scraping what it is told to each half second."""
+"""The shipped rules, which metrics they name, and a real Prometheus that evaluates them each half second."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Sequence
@@ -11,7 +12,24 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
+import yaml
+
 from deltad.ops import shipped
+from deltad.ops.reference import metrics_page
+
+RULES = yaml.safe_load(shipped.read("rules.yml"))
+ALERTS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule}
+RECORDS = {rule["record"]: rule for group in RULES["groups"] for rule in group["rules"] if "record" in rule}
+
+
+def measured() -> set[str]:
+    """Every metric of the code, by the name that it is documented under."""
+    return set(re.findall(r"^\| `(deltad_\w+)` \|", metrics_page(), re.MULTILINE))
+
+
+def asked(text: str) -> set[str]:
+    """Every metric that an expression names; of a histogram, the histogram."""
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"deltad_\w+", text)}
 
 
 class Prometheus:

@@ -107,6 +107,10 @@ def _moved(script: str, home: Path, port: int, page: int) -> str:
         "0.0.0.0:7700": f"127.0.0.1:{port}",
         "127.0.0.1:7701": f"127.0.0.1:{port + 1 + page - 7701}",
         "deltad ops install": f"deltad ops install --no-warm --root {home}/root",
+        "credential:secret_relay-token": f"{home}/etc/secrets/relay-token",
+        "systemd-sysusers": "mkdir -p etc",
+        "systemd-tmpfiles --create": f"mkdir -p {home}/etc/secrets",
+        "systemctl daemon-reload": "true",
         "systemctl enable --now deltad": "true",
     }
     for word, instead in moves.items():
@@ -121,7 +125,7 @@ def run_script(script: str, cwd: Path, place: int, port: int) -> str:
     (shim / "deltad").write_text(f'#!/bin/sh\nexec {sys.executable} -m deltad "$@"\n')
     (shim / "deltad").chmod(0o755)
     if place:
-        token = cwd / "etc/relay-token"
+        token = cwd / "etc/secrets/relay-token"
         if token.exists():
             (cwd / "relay-token").write_bytes(token.read_bytes())
     environment = {

@@ -14,9 +14,8 @@ from deltad.client.messages import PublishRequest, RegisterRequest, ReplicaState
 from deltad.ops.dashboard import queries
 from tests.kit.checkpoints import MODEL, write_checkpoint
 from tests.kit.daemons import Daemon, free_port
-from tests.kit.prometheus import Prometheus
+from tests.kit.prometheus import ALERTS, RECORDS, Prometheus, asked
 from tests.kit.weights import ArrayWeights
-from tests.ops.test_rules import ALERTS, RECORDS, asked
 
 
 class Site:

@@ -13,14 +13,9 @@ import yaml
 
 import deltad
 from deltad.ops import shipped
-from deltad.ops.dashboard import queries
-from deltad.ops.metrics import Metrics
-from deltad.ops.reference import metrics_page
+from tests.kit.prometheus import ALERTS, asked, measured
 
 DOCS = Path(deltad.__file__).parent / "docs"
-RULES = yaml.safe_load(shipped.read("rules.yml"))
-ALERTS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule}
-RECORDS = {rule["record"]: rule for group in RULES["groups"] for rule in group["rules"] if "record" in rule}
 _ON = 'instance="h:7701"'
 
 
@@ -181,26 +176,6 @@ def test_every_alert_has_a_section_of_the_runbook_and_every_section_an_alert() -
         assert ALERTS[name]["annotations"]["runbook"] == f"RUNBOOK.md#{name.lower()}"
         assert ALERTS[name]["labels"]["severity"] in ("info", "warning", "critical")
     assert shipped.read("runbook") == (DOCS / "RUNBOOK.md").read_text()
-
-
-def measured() -> set[str]:
-    """Every metric of the code, by the name that it is documented under."""
-    return set(re.findall(r"^\| `(deltad_\w+)` \|", metrics_page(), re.MULTILINE))
-
-
-def asked(text: str) -> set[str]:
-    """Every metric that an expression names; of a histogram, the histogram."""
-    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"deltad_\w+", text)}
-
-
-def test_every_metric_is_in_the_docs_and_on_the_dashboard_and_nothing_else_is() -> None:
-    registered = {family.name for family in Metrics.create("").registry.collect()}
-    assert {name.removesuffix("_total") for name in measured()} == registered
-    expressions = [*queries(), *(rule["expr"] for rule in RECORDS.values())]
-    assert set().union(*map(asked, expressions)) == measured()
-    assert set().union(*(asked(rule["expr"]) for rule in ALERTS.values())) <= measured()
-    recorded = set(re.findall(r"deltad:\w+:\w+", "\n".join([*queries(), *(r["expr"] for r in ALERTS.values())])))
-    assert recorded == RECORDS.keys()
 
 
 def test_what_the_runbook_names_is_measured() -> None:

@@ -126,7 +126,10 @@ def test_a_secret_is_read_where_the_service_manager_put_it(tmp_path: Path, monke
 
 
 def test_without_a_service_manager_the_place_of_the_shipped_unit_is_meant() -> None:
-    assert credential("secret_relay", {}) == Path("/run/credentials/deltad.service/secret_relay")
+    unit, source = Path("/run/credentials/deltad.service"), Path("/etc/deltad/secrets")
+    assert credential("own", {}) == unit / "own"
+    assert credential("secret_relay", {}) == (unit / "secret_relay" if unit.exists() else source / "relay")
+    assert f"LoadCredential=secret:{source}" in shipped.read("deltad.service").splitlines()
 
 
 FORBIDDEN = """

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -51,41 +52,72 @@ class World:
         (home / "clock").mkdir(parents=True)
         (home / "clock" / "sitecustomize.py").write_text(_CLOCK)
         self.mounted = False
+        self.disk: Path | None = None
+        self.linked: list[ChaosProxy] = []
 
     async def __aenter__(self) -> World:
+        try:
+            await self._enter()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def _enter(self) -> None:
         for name, sections in self._sections.items():
             upstream = ""
             if link := self.links.get(name):
                 await link.__aenter__()
+                self.linked.append(link)
                 upstream = f'[[upstream]]\nurl = "{link.url}"\ntoken_file = "token"\n'
             self.daemons[name] = Daemon(self.home / name, name, sections + upstream)
-        store = self.home / "b" / "store"
-        store.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(store)]
+        # Not below the directory of the test: what is mounted there would be in the way of whoever tidies it up.
+        self.disk = Path(tempfile.mkdtemp(prefix="deltad-soak-"))
+        (self.home / "b" / "store").symlink_to(self.disk)
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(self.disk)]
         mounted = await asyncio.to_thread(subprocess.run, mount, check=False, capture_output=True)
         self.mounted = mounted.returncode == 0
         for name in self.daemons:
             await self.start(name)
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         for daemon in self.daemons.values():
             if daemon.process is not None and daemon.process.poll() is None:
                 daemon.process.send_signal(signal.SIGCONT)
                 daemon.kill()
-        for link in self.links.values():
-            await link.__aexit__(None, None, None)
         if self.mounted:
-            await asyncio.to_thread(subprocess.run, ["umount", str(self.home / "b" / "store")], check=True)
+            await asyncio.to_thread(subprocess.run, ["umount", str(self.disk)], check=True)
+        if self.disk is not None:
+            self.disk.rmdir() if self.mounted else shutil.rmtree(self.disk)
+        for link in self.linked:
+            await link.__aexit__(None, None, None)
 
     async def start(self, name: str, *, ahead: float = 0.0) -> None:
         """Start a daemon whose wall clock is so many seconds `ahead`."""
         daemon = self.daemons[name]
         path = f"{self.home / 'clock'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
-        daemon.environment = {"PYTHONPATH": path, "DELTAD_TEST_CLOCK": str(ahead)} if ahead else {}
+        clock = {"PYTHONPATH": path, "DELTAD_TEST_CLOCK": str(ahead)} if ahead else {}
+        daemon.environment = {"PYTHONFAULTHANDLER": "1", **clock}
         await asyncio.to_thread(daemon.start)
         life, _ = self.lives.get(name, (0, 0.0))
         self.lives[name] = life + 1, time.monotonic()
+
+    async def where_it_hangs(self) -> str:
+        """What daemons that do not answer do, thread by thread; ends them. And the last of the log of all."""
+        told = []
+        for name, daemon in self.daemons.items():
+            process = daemon.process
+            assert process is not None
+            try:
+                status = await asyncio.wait_for(asyncio.to_thread(daemon.client.status), 10.0)
+                told.append(f"{name} answers: {status.region.runs} {status.upstreams} {status.reasons}")
+            except (DeltadError, TimeoutError) as error:
+                told.append(f"{name} does not answer: {error!r}; exit code {process.poll()}")
+                if process.poll() is None:
+                    process.send_signal(signal.SIGABRT)
+                    await asyncio.sleep(2.0)
+            told.append(daemon.log[-6000:])
+        return "\n".join(told)
 
     # Trainers and whoever looks on.
 

@@ -6,13 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-MOST_BYTES = 700 << 20
+MOST_BYTES = 400 << 20
 """Of resident memory, at any moment."""
 GROWTH_BYTES = 64 << 20
 MOST_DESCRIPTORS = 256
 GROWTH_DESCRIPTORS = 24
-SETTLED_SECONDS = 20.0
-"""How long after its start a daemon has all that it will need."""
+SETTLED_SECONDS = 60.0
+"""How long after its start a daemon on a busy machine has all that it will need, compiled code above all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,8 @@ class World:
         self.daemons: dict[str, Daemon] = {}
         (home / "clock").mkdir(parents=True)
         (home / "clock" / "sitecustomize.py").write_text(_CLOCK)
+        self.enough = asyncio.Event()
+        """Set once no further fault is to be made."""
         self.mounted = False
         self.disk: Path | None = None
         self.linked: list[ChaosProxy] = []
@@ -185,7 +187,7 @@ class World:
 
     async def trouble(self) -> None:
         """One fault after another, each over before the next; which, where and when, the seed says."""
-        while True:
+        while not self.enough.is_set():
             await asyncio.sleep(self.rng.uniform(0.5, 3.0))
             kinds = [self.kill, self.cut, self.pause, self.skew, *([self.fill] if self.mounted else [])]
             await self.rng.choice(kinds)()

@@ -63,7 +63,6 @@ def _serve(options: Options, log: Log) -> int:
     _check_packages(options.engine)
     from transformers.utils import logging as transformers_log
 
-    from deltad.client import Client
     from deltad.delta.backend import choose, warm
     from rollout_plugin.replica import Replica
     from rollout_plugin.server import Endpoint
@@ -94,7 +93,7 @@ def _serve(options: Options, log: Log) -> int:
 
     backend = choose()
     replica = Replica(
-        Client(options.socket),
+        options.door.client(),
         run=options.run,
         variant=options.variant,
         name=options.name,

@@ -8,10 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from deltad.errors import UsageError
 from deltad.types import RunId, Variant, parse_daemon_name, parse_run, parse_variant
+
+if TYPE_CHECKING:
+    from deltad.client import Client
 
 ENGINES = ("transformers", "vllm")
 CACHES = ("new-requests-only", "keep", "reset")
@@ -22,7 +25,7 @@ CACHES = ("new-requests-only", "keep", "reset")
 class Options:
     """What `python -m rollout_plugin` was asked to do. Port 0 lets the system choose one."""
 
-    socket: Path
+    door: Door
     run: RunId
     variant: Variant
     name: str
@@ -32,6 +35,46 @@ class Options:
     engine: str = "transformers"
     engine_arguments: Mapping[str, Any] = field(default_factory=dict)
     cache: str = CACHES[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where the daemon is: its Unix socket, or its `[local]` over TLS with a token and the authority to trust."""
+
+    socket: Path | None = None
+    url: str = ""
+    token_file: Path | None = None
+    ca: Path | None = None
+
+    def client(self) -> Client:
+        """Nothing is sent yet. Raises ConfigError for files that cannot be used."""
+        from deltad.client import Client
+        from deltad.config import TlsFiles, TokenFile
+
+        if self.socket is not None:
+            return Client(self.socket)
+        token = None if self.token_file is None else TokenFile(self.token_file).read
+        return Client(self.url, token=token, tls=TlsFiles(ca=self.ca).client())
+
+
+def add_door(parser: argparse.ArgumentParser) -> None:
+    """The options that say where the daemon is."""
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--socket", type=Path, help="Unix socket of the daemon on this host")
+    where.add_argument(
+        "--daemon", default="", metavar="URL", help="the daemon's [local], https://HOST:PORT, from another container"
+    )
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="with --daemon: the token that is shown there")
+    parser.add_argument("--ca", type=Path, metavar="FILE", help="with --daemon: the authority that certified it")
+
+
+def parse_door(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Door:
+    """Exits with the parser's error for what is malformed."""
+    if given.daemon and not given.daemon.startswith("https://"):
+        parser.error(f"--daemon {given.daemon[:200]!r}: expected https://HOST:PORT")
+    if given.socket is not None and (given.token_file or given.ca):
+        parser.error("--token-file and --ca: expected --daemon beside them")
+    return Door(given.socket, given.daemon, given.token_file, given.ca)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -48,7 +91,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         "are patched in place, read back and verified while generation goes on. Logs JSON lines to standard error.",
     )
     add = parser.add_argument
-    add("--socket", type=Path, required=True, help="Unix socket of the daemon on this host")
+    add_door(parser)
     add("--run", required=True, help="run id")
     add("--variant", default="bf16", help="variant to serve (default: bf16)")
     add("--name", required=True, help="name of this replica, unique at its daemon: a second living one is refused")
@@ -71,7 +114,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         parser.error(f"--listen {given.listen!r}: expected HOST:PORT")
     try:
         return Options(
-            socket=given.socket,
+            door=parse_door(parser, given),
             run=parse_run(given.run),
             variant=parse_variant(given.variant),
             name=parse_daemon_name(given.name),

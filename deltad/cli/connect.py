@@ -1,7 +1,7 @@
 """Which daemon, run and version a command means.
 
 The options that all commands share, and the only place where a client is opened. The daemon is found
-by `--socket`, else by `--config`, else by DELTAD_SOCKET, else at the default path.
+by `--daemon` or `--socket`, else by `--config`, else by DELTAD_DAEMON or DELTAD_SOCKET, else at the default path.
 """
 
 from __future__ import annotations
@@ -32,39 +32,83 @@ Command = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Daemon:
-    """A daemon by its socket. `named` tells that the caller pointed at it, not that a default did."""
+class Remote:
+    """A daemon's `[local]` over TLS, and what is shown and trusted there."""
 
-    socket: Path
+    url: str
+    token_file: Path | None = None
+    ca: Path | None = None
+
+    def client(self) -> Client:
+        """Nothing is sent yet. Raises ConfigError for files that cannot be used."""
+        from deltad.client.client import Client
+        from deltad.config import TlsFiles, TokenFile
+
+        token = None if self.token_file is None else TokenFile(self.token_file).read
+        if token is not None:
+            token()  # what is wrong with the file is said before anything is sent
+        return Client(self.url, token=token, tls=TlsFiles(ca=self.ca).client())
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """A daemon by its socket, or over TLS. `named` tells that the caller pointed at it, not that a default did."""
+
+    at: Path | Remote
     named: bool
 
     def client(self) -> Client:
         """A client of it. Nothing is sent yet."""
         from deltad.client.client import Client
 
-        return Client(self.socket)
+        return Client(self.at) if isinstance(self.at, Path) else self.at.client()
 
 
-def find_daemon(socket: Path | None, config: Path | None) -> Daemon:
-    """The daemon that the options mean. Raises ConfigError if the configuration cannot be used."""
+def find_daemon(
+    socket: Path | None, config: Path | None, url: str = "", token_file: Path | None = None, ca: Path | None = None
+) -> Daemon:
+    """The daemon that the options mean. Raises UsageError, and ConfigError if the configuration cannot be used."""
+    if sum((socket is not None, config is not None, bool(url))) > 1:
+        raise UsageError("which daemon", expected="one of --daemon, --socket and --config", found="several")
+    if not url and (token_file is not None or ca is not None):
+        raise UsageError("--token-file and --ca", expected="--daemon beside them", found="none")
+    if url:
+        return Daemon(_remote(url, token_file, ca), named=True)
     if socket is not None:
         return Daemon(socket, named=True)
     if config is not None:
         from deltad.config import load_config
 
         return Daemon(load_config(config).daemon.socket, named=True)
+    if url := os.environ.get("DELTAD_DAEMON", ""):
+        files = (Path(named) if (named := os.environ.get(name, "")) else None for name in _FILES)
+        return Daemon(_remote(url, *files), named=True)
     named = os.environ.get("DELTAD_SOCKET", "")
     return Daemon(Path(named or DEFAULT_SOCKET), named=bool(named))
 
 
-def daemon_options(command: Command) -> Command:
-    """Adds `--socket` and `--config`; the command takes a `daemon`."""
+_FILES = ("DELTAD_TOKEN_FILE", "DELTAD_CA")
 
+
+def _remote(url: str, token_file: Path | None, ca: Path | None) -> Remote:
+    if not url.startswith("https://"):
+        raise UsageError(f"--daemon {url[:200]}", expected="https://HOST:PORT, a daemon's [local]")
+    return Remote(url, token_file, ca)
+
+
+def daemon_options(command: Command) -> Command:
+    """Adds `--daemon`, `--socket` and `--config`; the command takes a `daemon`."""
+
+    @click.option("--daemon", "url", default="", metavar="URL", help="The daemon's [local] on another host, https://….")
+    @click.option("--token-file", type=_PATH, metavar="FILE", help="With --daemon: the token that is shown there.")
+    @click.option("--ca", type=_PATH, metavar="FILE", help="With --daemon: the authority that certified it.")
     @click.option("--socket", type=_PATH, metavar="PATH", help="The daemon's Unix socket.")
     @click.option("--config", type=_PATH, metavar="FILE", help="Find the daemon by its configuration.")
     @functools.wraps(command)
-    def wrapped(*, socket: Path | None, config: Path | None, **rest: Any) -> Any:
-        return command(daemon=find_daemon(socket, config), **rest)
+    def wrapped(
+        *, url: str, token_file: Path | None, ca: Path | None, socket: Path | None, config: Path | None, **rest: Any
+    ) -> Any:
+        return command(daemon=find_daemon(socket, config, url, token_file, ca), **rest)
 
     return wrapped
 

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _serve(options: Options, log: Log) -> int:
     keys = _keys(options.key_file)
-    client = Client(options.socket)
+    client = options.door.client()
     metrics = GatewayMetrics.create()
     fleet = Fleet(
         functools.partial(client.fleet, options.run),

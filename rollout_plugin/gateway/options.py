@@ -12,13 +12,14 @@ from typing import NoReturn
 from deltad.errors import UsageError
 from deltad.types import RunId, Variant, parse_run, parse_variant
 from rollout_plugin.gateway.admission import Pace
+from rollout_plugin.options import Door, add_door, parse_door
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """What `python -m rollout_plugin.gateway` was asked to do. Port 0 lets the system choose one."""
 
-    socket: Path
+    door: Door
     run: RunId
     variant: Variant
     host: str
@@ -49,7 +50,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         "completions, with the weight version behind every token. Logs JSON lines to standard error.",
     )
     add = parser.add_argument
-    add("--socket", type=Path, required=True, help="Unix socket of the daemon on this host")
+    add_door(parser)
     add("--run", required=True, help="run id, which is the name of the model")
     add("--variant", default="bf16", help="variant that the replicas serve (default: bf16)")
     add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where the API is served")
@@ -101,7 +102,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     pace = Pace(given.rollouts_per_version, given.max_staleness) if given.rollouts_per_version is not None else None
     try:
         return Options(
-            socket=given.socket,
+            door=parse_door(parser, given),
             run=parse_run(given.run),
             variant=parse_variant(given.variant),
             host=host.strip("[]"),

@@ -22,5 +22,11 @@ def test_the_page_lists_every_option() -> None:
     given = parse_options(["--socket", "/s", "--run", "r"])
     assert given.most_running == 256
     for name in given.__slots__:
-        flag = {"host": "listen", "port": "listen", "most_waiting": "most-held", "pace": "rollouts-per-version"}
+        flag = {
+            "door": "socket",
+            "host": "listen",
+            "port": "listen",
+            "most_waiting": "most-held",
+            "pace": "rollouts-per-version",
+        }
         assert f"--{flag.get(name, name.replace('_', '-'))}" in PAGE, name
